@@ -1,0 +1,55 @@
+"""Dtype names: torch's own, the short spellings people type, and the bytes of one number. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attn_variants.registry import unknown
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "int64": 8,
+    "int8": 1,
+    "uint8": 1,
+}
+_SHORT = {
+    "fp64": "float64",
+    "double": "float64",
+    "fp32": "float32",
+    "f32": "float32",
+    "float": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "f16": "float16",
+    "half": "float16",
+}
+
+
+def canonical_dtype(dtype: str | torch.dtype) -> str:
+    """torch's name of a dtype, from that name, a short one (`bf16`) or the dtype itself; unknown names are refused."""
+    name = str(dtype).removeprefix("torch.")
+    name = _SHORT.get(name.lower(), name.lower())
+    if name not in DTYPE_BYTES:
+        raise ValueError(unknown("dtype", str(dtype), DTYPE_BYTES))
+    return name
+
+
+def dtype_bytes(dtype: str | torch.dtype) -> int:
+    """Bytes of one number."""
+    return DTYPE_BYTES[canonical_dtype(dtype)]
+
+
+def torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """The torch dtype of that name."""
+    import torch
+
+    found = getattr(torch, canonical_dtype(dtype))
+    assert isinstance(found, torch.dtype)
+    return found

@@ -1,0 +1,131 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the cache holds a latent from which keys and values grow.
+
+Keys and values of all heads are linear in one latent c of R numbers: k_h = [W_UK,h c | k_rope], v_h = W_UV,h c. So the
+same weights can be used in two orders:
+
+    expanded   make k_h and v_h of every token, then attend: the cheaper way for a prompt, where each key meets many queries
+    absorbed   (q_h W_UK,h) . c is q_h . (W_UK,h c): fold W_UK into the query and W_UV into the output, and attend over
+               the latents themselves as one shared key and value: the cheaper way for decoding
+
+Absorption is why RoPE has to live in a key of its own. With a plain RoPE on expanded keys the product would be
+q_h^T R(m)^T R(n) W_UK,h c_n: the rotation R(n - m) of each key's position stands between the query and W_UK,h, does not
+commute with it, and no single q_h W_UK,h serves all n. The rotation therefore acts on k_rope, one vector of P numbers that
+all heads share, and the nope part stays free of positions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from attn_variants.attend import attend
+from attn_variants.config import MLAConfig
+from attn_variants.contract import LayerCache, Step
+from attn_variants.norm import RMSNorm
+from attn_variants.rope import rotate
+from attn_variants.transient import standing
+
+
+class MultiHeadLatentAttention(nn.Module):
+    """MLA over a cache of R + P numbers per token: the normed latent and the rotated shared rope key.
+
+    absorbed_below: passes of fewer query tokens are absorbed, others expanded; 0 never absorbs, math.inf always does.
+    """
+
+    def __init__(self, config: MLAConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.cache_spec = config.cache_spec()
+        self.absorbed_below: float = crossover(config)
+        heads, bias = config.num_attention_heads, config.attention_bias
+        if config.q_lora_rank is None:
+            self.q_proj = nn.Linear(config.hidden_size, heads * config.qk_head_dim, bias=False)
+        else:
+            self.q_a_proj = nn.Linear(config.hidden_size, config.q_lora_rank, bias=bias)
+            self.q_a_layernorm = RMSNorm(config.q_lora_rank, config.rms_norm_eps)
+            self.q_b_proj = nn.Linear(config.q_lora_rank, heads * config.qk_head_dim, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(config.hidden_size, config.kv_lora_rank + config.qk_rope_head_dim, bias=bias)
+        self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, config.rms_norm_eps)
+        self.kv_b_proj = nn.Linear(config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim), bias=False)
+        self.o_proj = nn.Linear(heads * config.v_head_dim, config.hidden_size, bias=bias)
+
+    def forward(self, x: Tensor, step: Step | None = None, cache: LayerCache | None = None) -> Tensor:
+        """(B, T, hidden) to the same; alone it is causal self-attention over x."""
+        step, cache = standing(x, step, cache, self.cache_spec)
+        q_nope, q_rope = self._queries(x, step)  # (B, H, T, N), (B, H, T, P)
+        latent, k_rope = self._latents(x, step)  # (B, 1, T, R), (B, 1, T, P)
+        view = cache.append(step, latent=latent, k_rope=k_rope)
+        if x.shape[1] < self.absorbed_below:
+            w_uk, w_uv = self._up_projections()
+            q = torch.cat([_per_head(q_nope, w_uk), q_rope], dim=-1)  # (B, H, T, R + P)
+            out = attend(q, view, ("kv", "latent"), scale=self.config.scale)  # (B, H, T, R)
+            out = _per_head(out, w_uv.transpose(1, 2))
+        else:
+            q = torch.cat([q_nope, q_rope], dim=-1)
+            out = attend(q, view, ("latent", "k_rope"), expand=self.expand, scale=self.config.scale)
+        merged: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return merged
+
+    def expand(self, latent: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys (B, H, S, N + P) and values (B, H, S, V) of every head from latents (B, 1, S, R) and rope keys."""
+        config = self.config
+        expanded: Tensor = self.kv_b_proj(latent[:, 0])
+        k_nope, value = (
+            expanded.unflatten(-1, (config.num_attention_heads, -1))
+            .transpose(1, 2)
+            .split([config.qk_nope_head_dim, config.v_head_dim], dim=-1)
+        )
+        return torch.cat([k_nope, k_rope.expand(-1, config.num_attention_heads, -1, -1)], dim=-1), value
+
+    def _queries(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        config = self.config
+        q = self.q_proj(x) if config.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        q = q.unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2)
+        q_nope, q_rope = q.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
+        return q_nope, rotate(q_rope, step, config.rope)
+
+    def _latents(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        config = self.config
+        compressed = self.kv_a_proj_with_mqa(x)[:, None]
+        latent, k_rope = compressed.split([config.kv_lora_rank, config.qk_rope_head_dim], dim=-1)
+        return self.kv_a_layernorm(latent), rotate(k_rope, step, config.rope)
+
+    def _up_projections(self) -> tuple[Tensor, Tensor]:
+        """W_UK (H, N, R) and W_UV (H, V, R), as views of kv_b_proj's weight."""
+        config = self.config
+        weight = self.kv_b_proj.weight.unflatten(0, (config.num_attention_heads, -1))
+        w_uk, w_uv = weight.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+        return w_uk, w_uv
+
+
+class ExpandedMultiHeadLatentAttention(MultiHeadLatentAttention):
+    """MLA that caches what it expanded, H * (N + P + V) numbers per token: what a latent cache saves, made visible."""
+
+    def forward(self, x: Tensor, step: Step | None = None, cache: LayerCache | None = None) -> Tensor:
+        """(B, T, hidden) to the same."""
+        step, cache = standing(x, step, cache, self.cache_spec)
+        q = torch.cat(self._queries(x, step), dim=-1)
+        k, v = self.expand(*self._latents(x, step))
+        view = cache.append(step, k=k, v=v)
+        out = attend(q, view, ("k", "v"), scale=self.config.scale)
+        merged: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return merged
+
+
+def crossover(config: MLAConfig) -> float:
+    """Query tokens per cached token at which absorbed and expanded cost the same multiplications.
+
+    Absorbed multiplies H (2 R + P) numbers per query and key; expanded H (N + P + V) per query and key and, once per
+    key, R H (N + V). DeepSeek-V3's sizes give 512 * 256 / (1088 - 320), about 171.
+    """
+    absorbed = 2 * config.kv_lora_rank + config.qk_rope_head_dim
+    expanded = config.qk_head_dim + config.v_head_dim
+    once = config.kv_lora_rank * (config.qk_nope_head_dim + config.v_head_dim)
+    return once / (absorbed - expanded) if absorbed > expanded else float("inf")
+
+
+def _per_head(x: Tensor, weight: Tensor) -> Tensor:
+    """(B, H, T, N) times (H, N, R) per head, without a copy of the weight per row of the batch."""
+    batch, heads, tokens, width = x.shape
+    rows = x.transpose(0, 1).reshape(heads, batch * tokens, width)
+    return torch.bmm(rows, weight).unflatten(1, (batch, tokens)).transpose(0, 1)

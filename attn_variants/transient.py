@@ -1,0 +1,203 @@
+"""What may be seen, where a pass's tokens stand, and the cache of a pass that keeps only its own tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attn_variants.contract import CacheSpec, LayerCache, Plan, Step, View
+
+
+def visible(
+    q_positions: Tensor, kv_positions: Tensor, *, window: int | None = None, chunk: int | None = None, sinks: int = 0
+) -> Tensor:
+    """(B, T, S) bool: may the query at each position read the key at each position?
+
+    One rule for causality, padding, ragged rows, wrap-around, rejected drafts and empty slots: a key is seen when it is
+    there (its position is not -1), is not in the future, and lies among the newest `window` tokens (the query's own
+    included), in the query's `chunk`, or among the first `sinks`.
+
+    q_positions: (B, T), kv_positions: (B, S), int64, -1 for padding and for empty slots. A padded query sees nothing.
+    """
+    query, key = q_positions[..., :, None], kv_positions[..., None, :]
+    seen = (key >= 0) & (key <= query)
+    if window is not None:
+        seen = seen & ((query - key < window) | (key < sinks))
+    if chunk is not None:
+        seen = seen & ((query // chunk == key // chunk) | (key < sinks))
+    return seen
+
+
+def step_mask(step: Step, kv_positions: Tensor, spec: CacheSpec) -> Tensor:
+    """(B, 1, T, S) bool, `visible` for attention to use.
+
+    A padded query may read everything: a row that sees nothing makes softmax return NaN, and its output is zeroed.
+    """
+    seen = visible(step.positions, kv_positions, window=spec.window, chunk=spec.chunk, sinks=spec.sinks)
+    if step.padded:
+        seen = seen | (step.positions < 0)[..., None]
+    return seen[:, None]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Host facts about where a pass's tokens stand: the same for a cache and for a pass without one.
+
+    positions: (B, T) as in `Step`.     counts: real tokens per row.     padded: some tokens are padding.
+    left: real tokens come first in every row.     first: (row, column) of the first real token.
+    """
+
+    positions: Tensor
+    counts: tuple[int, ...]
+    padded: bool
+    left: bool
+    first: tuple[int, int]
+
+
+def place(
+    starts: Sequence[int],
+    tokens: int,
+    *,
+    counts: Sequence[int] | None = None,
+    mask: Tensor | None = None,
+    device: torch.device | str | None = None,
+) -> Placement:
+    """Positions of `tokens` columns on rows that hold `starts` tokens already.
+
+    counts: real tokens per row, the rest of the columns being padding at the right. mask: (B, T), true on real tokens,
+    for padding anywhere. Neither: every token is real. Raises ValueError for shapes that do not fit, for counts out of
+    range and for a pass without a real token.
+    """
+    batch = len(starts)
+    if counts is not None and mask is not None:
+        raise ValueError("give counts (padding at the right) or mask (padding anywhere), not both")
+    if mask is not None:
+        return _place_masked(starts, tokens, mask, device)
+    if counts is None:
+        counts = (tokens,) * batch
+    counts = tuple(int(count) for count in counts)
+    if len(counts) != batch:
+        raise ValueError(f"counts has {len(counts)} rows, the tokens have {batch}")
+    if any(not 0 <= count <= tokens for count in counts):
+        raise ValueError(f"counts {list(counts)} must lie between 0 and the {tokens} tokens of a row")
+    if not any(counts):
+        raise ValueError(f"a step needs at least one real token, got counts {list(counts)} of {tokens} columns")
+    padded = any(count < tokens for count in counts)
+    columns = torch.arange(tokens, device=device)
+    positions = torch.tensor(starts, device=device)[:, None] + columns
+    if padded:
+        positions = positions.masked_fill(columns >= torch.tensor(counts, device=device)[:, None], -1)
+    first = (next(row for row, count in enumerate(counts) if count), 0)
+    return Placement(positions, counts, padded, True, first)
+
+
+def _place_masked(
+    starts: Sequence[int], tokens: int, mask: Tensor, device: torch.device | str | None
+) -> Placement:
+    if tuple(mask.shape) != (len(starts), tokens):
+        raise ValueError(f"mask has shape {tuple(mask.shape)}, the tokens have {(len(starts), tokens)}")
+    real = mask.to(device="cpu", dtype=torch.bool)
+    if not real.any():
+        raise ValueError(f"a step needs at least one real token, got a mask of {tuple(mask.shape)} without any")
+    counts = tuple(real.sum(1).tolist())
+    positions = torch.tensor(starts)[:, None] + real.cumsum(1) - 1
+    row, column = (int(index) for index in real.nonzero()[0])
+    return Placement(
+        positions=positions.masked_fill(~real, -1).to(device),
+        counts=counts,
+        padded=not bool(real.all()),
+        left=bool((real[:, 1:] <= real[:, :-1]).all()),
+        first=(row, column),
+    )
+
+
+def fresh_step(
+    batch: int,
+    tokens: int,
+    *,
+    counts: Sequence[int] | None = None,
+    mask: Tensor | None = None,
+    device: torch.device | str | None = None,
+) -> Step:
+    """The step of a pass that starts at position 0 in every row; padding as in `place`."""
+    placement = place((0,) * batch, tokens, counts=counts, mask=mask, device=device)
+    lengths = torch.tensor(placement.counts, device=device)
+    return Step(placement.positions, lengths, fresh=placement.left, padded=placement.padded)
+
+
+class DenseView:
+    """A view whose entries can be read as tensors of all the slots at once. Implements `View`.
+
+    read: gives the (B, heads, S, dim) tensor of an entry or a record, without a copy when `aliased`.
+    """
+
+    def __init__(
+        self, spec: CacheSpec, step: Step, plan: Plan, read: Callable[[str], Tensor], *, aliased: bool = True
+    ) -> None:
+        self.spec = spec
+        self.step = step
+        self.plan = plan
+        self.aliased = aliased
+        self._read = read
+
+    def dense(self, *names: str) -> tuple[Tensor, ...]:
+        """Every slot read, (B, heads, S, dim) per name."""
+        return tuple(self._read(name) for name in names)
+
+    def blocks(self, size: int, *names: str) -> Iterator[tuple[tuple[Tensor, ...], slice]]:
+        """The same in runs of at most `size` slots, each with the slots it covers."""
+        whole = self.dense(*names)
+        for start in range(0, self.plan.limit, size):
+            slots = slice(start, min(start + size, self.plan.limit))
+            yield tuple(tensor[:, :, slots] for tensor in whole), slots
+
+
+def own_view(spec: CacheSpec, step: Step, entries: dict[str, Tensor]) -> DenseView:
+    """The view over this pass's own tensors: all there is to see when nothing was cached before."""
+
+    def read(name: str) -> Tensor:
+        if name in entries:
+            return entries[name]
+        record = spec.record_of(name)
+        return torch.cat([entries[entry.name] for entry in record.entries], dim=-1)
+
+    return DenseView(spec, step, _own_plan(spec, step), read)
+
+
+def _own_plan(spec: CacheSpec, step: Step) -> Plan:
+    kind = ("own", spec.window, spec.chunk, spec.sinks)
+    if kind not in step.plans:
+        tokens = step.positions.shape[1]
+        unbroken = all(limit is None or limit >= tokens for limit in (spec.window, spec.chunk))
+        causal = step.fresh and unbroken
+        mask = None if causal else step_mask(step, step.positions, spec)
+        step.plans[kind] = Plan(kv_positions=step.positions, causal=causal, mask=mask, limit=tokens)
+    return step.plans[kind]
+
+
+class Transient:
+    """The cache of a pass without one: keeps this pass's tensors and nothing after it. Implements `LayerCache`."""
+
+    def __init__(self, spec: CacheSpec) -> None:
+        self.spec = spec
+
+    def append(self, step: Step, **entries: Tensor) -> View:
+        """A view over the entries themselves."""
+        return own_view(self.spec, step, entries)
+
+
+def standing(x: Tensor, step: Step | None, cache: LayerCache | None, spec: CacheSpec) -> tuple[Step, LayerCache]:
+    """The step and cache of a module's pass over x (B, T, hidden); a module used alone gets its own.
+
+    Raises ValueError for a cache without the step that says where its tokens stand, and for a step of other rows.
+    """
+    if step is None:
+        if cache is not None:
+            raise ValueError("a layer's cache comes with the step that KVCache.step made; got a cache and no step")
+        step = fresh_step(x.shape[0], x.shape[1], device=x.device)
+    if step.positions.shape != x.shape[:2]:
+        raise ValueError(f"the step stands for {tuple(step.positions.shape)} tokens, x has {tuple(x.shape[:2])}")
+    return step, Transient(spec) if cache is None else cache

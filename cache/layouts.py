@@ -1,0 +1,103 @@
+"""Layouts: in which slot a token lives, and how a step is read and written there. Imports no torch at the top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from attn_variants.contract import CacheSpec, Plan, Step
+from attn_variants.registry import unknown
+
+if TYPE_CHECKING:
+    import torch
+
+    from attn_variants.transient import Placement
+
+
+class Layout(Protocol):
+    """Position to slot, for all layers of one kind."""
+
+    def shape(self, heads: int, width: int) -> tuple[int, ...]:
+        """Of one stored tensor."""
+        ...
+
+    def plan(self, step: Step, placement: Placement, starts: Sequence[int], spec: CacheSpec) -> Plan:
+        """The step as this kind of layer sees it."""
+        ...
+
+    def floor(self, row: int) -> int:
+        """The shortest length this row can still be rewound to."""
+        ...
+
+
+@dataclass
+class Full:
+    """slot = position: `capacity` slots in every row, whatever the window. Memory is (batch, heads, capacity, width).
+
+    static: every step reads all slots through a mask, so that shapes never change and a compiled step is never remade.
+    """
+
+    batch: int
+    capacity: int
+    static: bool = False
+
+    def shape(self, heads: int, width: int) -> tuple[int, ...]:
+        """Of one stored tensor: (batch, heads, capacity, width)."""
+        return (self.batch, heads, self.capacity, width)
+
+    def floor(self, row: int) -> int:
+        """Nothing is ever overwritten: 0."""
+        return 0
+
+    def plan(self, step: Step, placement: Placement, starts: Sequence[int], spec: CacheSpec) -> Plan:
+        """Read the slots up to the longest row, write each token where its position says."""
+        import torch
+
+        from attn_variants.transient import step_mask
+
+        batch, tokens = step.positions.shape
+        device = step.positions.device
+        longest = max(start + count for start, count in zip(starts, placement.counts, strict=True))
+        limit = self.capacity if self.static else longest
+        # A slot's position is its index, written or not: what is not written yet lies in the future, and hides itself.
+        kv_positions = torch.arange(limit, device=device).expand(batch, limit)
+        even = len(set(starts)) == 1 and not placement.padded
+        plan = Plan(kv_positions, causal=False, mask=None, limit=limit)
+        if even and step.rows is None and not self.static:
+            plan.start = starts[0]
+        else:
+            plan.blocks, plan.offsets, plan.source = _scatter(step, placement)
+        if not step.fresh and (self.static or not (even and tokens == 1 and _sees_all(spec, longest))):
+            plan.mask = step_mask(step, kv_positions, spec)
+        return plan
+
+
+def _sees_all(spec: CacheSpec, length: int) -> bool:
+    """Whether the newest of `length` tokens sees every one before it."""
+    return spec.visible_tokens(length) == length and spec.chunk is None
+
+
+def _scatter(step: Step, placement: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Row, slot and token of every write; padding repeats the first real token's, so that shapes stay fixed."""
+    import torch
+
+    batch, tokens = step.positions.shape
+    device = step.positions.device
+    positions = step.positions.flatten()
+    rows = torch.arange(batch, device=device) if step.rows is None else step.rows
+    first = placement.first[0] * tokens + placement.first[1]
+    source = torch.arange(batch * tokens, device=device)
+    if placement.padded:
+        source = torch.where(positions >= 0, source, first)
+    return rows.repeat_interleave(tokens)[source], positions[source], source
+
+
+def layout_named(name: str, *, batch: int, capacity: int, static: bool = False) -> Layout:
+    """The layout called `name` at these sizes; an unknown name or a size below 1 is refused."""
+    for size_name, size in (("batch", batch), ("capacity", capacity)):
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{size_name} ({size!r}) must be a positive integer")
+    if name != "full":
+        raise ValueError(unknown("store", name, ("full",)))
+    return Full(batch, capacity, static)
