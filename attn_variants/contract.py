@@ -203,6 +203,7 @@ class Step:
     fresh:     host fact: nothing cached before, real tokens 0..n-1 from the left, padding only at the right.
     padded:    host fact: some positions are padding; attention zeroes its output there.
     plans:     one `Plan` per kind of layer.          tables: the rotary cos and sin per `RopeConfig`.
+    owner:     the memory whose rows the step stands on; None where there is none.
     """
 
     positions: Tensor
@@ -212,6 +213,7 @@ class Step:
     padded: bool = False
     plans: dict[Any, Plan] = field(default_factory=dict)
     tables: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    owner: object = None
 
 
 class View(Protocol):

@@ -146,6 +146,11 @@ class Decoder(nn.Module):
             step = fresh_step(batch, tokens, counts=counts, mask=mask, device=ids.device)
             hidden = self.model(ids, step, self._transients)
         else:
+            if len(cache.layers) != self.config.num_hidden_layers:
+                raise ValueError(
+                    f"the cache has {len(cache.layers)} layers, the decoder {self.config.num_hidden_layers}: "
+                    "make the KVCache from this decoder's own cache_specs"
+                )
             step = cache.step(batch, tokens, counts=counts, rows=rows, mask=mask)
             hidden = self.model(ids, step, cache.layers)
             cache.advance(step)

@@ -97,6 +97,7 @@ class KVCache:
             rows=None if rows is None else torch.tensor(named, device=self._device),
             fresh=placement.left and not any(starts),
             padded=placement.padded,
+            owner=self._layout,
         )
         for kind, spec in self._kinds.items():
             step.plans[kind] = self._layout.plan(step, placement, starts, spec)

@@ -31,7 +31,7 @@ class Layout(Protocol):
         ...
 
 
-@dataclass
+@dataclass(eq=False)
 class Full:
     """slot = position: `capacity` slots in every row, whatever the window. Memory is (batch, heads, capacity, width).
 

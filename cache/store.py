@@ -24,6 +24,7 @@ class Store:
     ) -> None:
         self.spec = spec
         self.kind = kind
+        self._layout = layout
         self._codec = codec
         self._dtypes = {entry.name: torch_dtype(entry.dtype or dtype) for entry in spec.entries}
         self._tensors = {
@@ -46,6 +47,7 @@ class Store:
     def append(self, step: Step, **entries: Tensor) -> View:
         """Write the step's entries, (B, heads, T, dim) each; what is returned reads them and all before them.
 
+        Gradients flow through a fresh step's own tensors, never through the memory.
         Raises ValueError, before anything is written, for entries of other names, shapes or dtypes than declared.
         """
         entries = self._checked(step, entries)
@@ -57,7 +59,8 @@ class Store:
     def _write(self, plan: Plan, record: Record, entries: dict[str, Tensor]) -> None:
         rows = [entries[entry.name] for entry in record.entries]
         row = rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
-        for suffix, part in self._codec.encode(row).items():
+        # A cache outlives the pass: it must not keep the pass's graph alive, which would grow with every token.
+        for suffix, part in self._codec.encode(row.detach()).items():
             memory = self._tensors[record.name][suffix]
             if plan.start is not None:
                 memory[:, :, plan.start : plan.start + part.shape[2]] = part
@@ -79,7 +82,8 @@ class Store:
         return DenseView(self.spec, step, plan, read, aliased=self._codec.aliases and step.rows is None)
 
     def _checked(self, step: Step, entries: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self.kind not in step.plans:
+        # A compiled step would be remade for every cache whose identity it looked at.
+        if not torch.compiler.is_compiling() and step.owner is not self._layout:
             raise ValueError("this step was made by another cache; a layer's store takes the steps of its own KVCache")
         declared = {entry.name: entry for entry in self.spec.entries}
         if entries.keys() != declared.keys():

@@ -1,0 +1,8 @@
+"""Autoregressive generation over any variant and any store."""
+
+from __future__ import annotations
+
+from .loop import Result, Token, generate, stream
+from .stopping import Stopping
+
+__all__ = ["Result", "Stopping", "Token", "generate", "stream"]
