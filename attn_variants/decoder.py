@@ -144,19 +144,21 @@ class Decoder(nn.Module):
             if rows is not None:
                 raise ValueError("rows name rows of a cache, and there is none")
             step = fresh_step(batch, tokens, counts=counts, mask=mask, device=ids.device)
-            hidden = self.model(ids, step, self._transients)
-        else:
-            if len(cache.layers) != self.config.num_hidden_layers:
-                raise ValueError(
-                    f"the cache has {len(cache.layers)} layers, the decoder {self.config.num_hidden_layers}: "
-                    "make the KVCache from this decoder's own cache_specs"
-                )
-            step = cache.step(batch, tokens, counts=counts, rows=rows, mask=mask)
-            hidden = self.model(ids, step, cache.layers)
-            cache.advance(step)
-        if last:
-            hidden = _last(hidden, step)
-        logits: Tensor = self.lm_head(hidden)
+            return self.compute(ids, step, self._transients, last=last)
+        if len(cache.layers) != self.config.num_hidden_layers:
+            raise ValueError(
+                f"the cache has {len(cache.layers)} layers, the decoder {self.config.num_hidden_layers}: "
+                "make the KVCache from this decoder's own cache_specs"
+            )
+        step = cache.step(batch, tokens, counts=counts, rows=rows, mask=mask)
+        logits = self.compute(ids, step, cache.layers, last=last)
+        cache.advance(step)
+        return logits
+
+    def compute(self, ids: Tensor, step: Step, caches: Sequence[LayerCache], *, last: bool = False) -> Tensor:
+        """The part of `forward` that is tensors only; with a static cache it can be compiled whole, without a graph break."""
+        hidden = self.model(ids, step, caches)
+        logits: Tensor = self.lm_head(_last(hidden, step) if last else hidden)
         return logits
 
     @classmethod
