@@ -154,12 +154,13 @@ def _front(request: Request) -> int | None:
     if key != record.name or request.view.spec.record_of(value) is not record:
         return None
     columns = record.columns(value)
-    return columns.stop if columns.start == 0 and columns.stop < record.width else None
+    width: int = columns.stop
+    return width if columns.start == 0 and width < record.width else None
 
 
 def _width(spec: CacheSpec, name: str) -> int:
     columns = spec.record_of(name).columns(name)
-    return columns.stop - columns.start
+    return int(columns.stop) - int(columns.start)
 
 
 def _scaled_dot_product(request: Request, key: Tensor, value: Tensor) -> Tensor:

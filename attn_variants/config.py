@@ -210,7 +210,8 @@ class MQAConfig(GQAConfig):
         super().__post_init__()
         if self.kv_heads != 1:
             raise ValueError(
-                f"multi-query attention has num_key_value_heads = 1, got {self.num_key_value_heads}; use GQAConfig for more"
+                f"multi-query attention has num_key_value_heads = 1, got {self.num_key_value_heads}; "
+                "use GQAConfig for more"
             )
 
     @classmethod
@@ -285,7 +286,7 @@ class MLAConfig:
 
 @dataclass(frozen=True)
 class ExpandedMLAConfig(MLAConfig):
-    """MLA that caches expanded keys and values, H * (nope + rope + v) numbers per token and layer: for comparison only."""
+    """MLA that caches expanded keys and values, H * (nope + rope + v) numbers per token and layer: for comparison."""
 
     def cache_spec(self) -> CacheSpec:
         """k and v of every head."""

@@ -58,7 +58,8 @@ class Record:
         layouts = {(entry.heads, entry.dtype, entry.sharded) for entry in self.entries}
         if len(layouts) > 1:
             raise ValueError(
-                f"record {self.name!r}: entries must agree on heads, dtype and sharded, got {sorted(map(str, layouts))}; "
+                f"record {self.name!r}: entries must agree on heads, dtype and sharded, "
+                f"got {sorted(map(str, layouts))}; "
                 "give entries that differ a record each"
             )
 
@@ -179,7 +180,7 @@ class Plan:
     causal:  host fact: the triangle over this pass's own tokens and nothing else.
     mask:    (B, 1, T, S) true where visible; None when causal, or when every query sees every slot read.
     limit:   host fact: slots read.
-    start:   host fact: the slot of the first new token when every row writes T neighbouring slots from there, else None.
+    start:   host fact: the slot of the first new token where every row writes T neighbouring slots from it, else None.
     blocks, offsets, source: (N,) the row and slot each token is written to, and which of the B * T tokens is written.
     """
 

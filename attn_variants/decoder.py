@@ -131,8 +131,9 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Logits (B, T, vocab); with a cache, ids are appended to its rows.
 
-        counts: how many ids of each row are real, the rest being padding at the right. mask: (B, T), true on real ids,
-        for padding anywhere. rows: which rows of the cache these are. last: only each row's last real token, (B, 1, vocab).
+        counts: how many ids of each row are real, the rest being padding at the right.
+        mask: (B, T), true on real ids, for padding anywhere.     rows: which rows of the cache these are.
+        last: logits of each row's last real token only, (B, 1, vocab).
 
         Raises ValueError, before anything is computed or changed, for ids that are no (B, T) integers, and for what
         the cache cannot take.
@@ -156,7 +157,7 @@ class Decoder(nn.Module):
         return logits
 
     def compute(self, ids: Tensor, step: Step, caches: Sequence[LayerCache], *, last: bool = False) -> Tensor:
-        """The part of `forward` that is tensors only; with a static cache it can be compiled whole, without a graph break."""
+        """The part of `forward` that is tensors only; with a static cache it compiles whole, without a graph break."""
         hidden = self.model(ids, step, caches)
         logits: Tensor = self.lm_head(_last(hidden, step) if last else hidden)
         return logits

@@ -44,7 +44,8 @@ class GroupedQueryAttention(nn.Module):
         return merged
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.config.dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (-1, self.config.dim)).transpose(1, 2)
+        return heads
 
 
 class MultiHeadAttention(GroupedQueryAttention):

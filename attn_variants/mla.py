@@ -1,16 +1,16 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the cache holds a latent from which keys and values grow.
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): a cached latent from which keys and values grow.
 
 Keys and values of all heads are linear in one latent c of R numbers: k_h = [W_UK,h c | k_rope], v_h = W_UV,h c. So the
 same weights can be used in two orders:
 
-    expanded   make k_h and v_h of every token, then attend: the cheaper way for a prompt, where each key meets many queries
+    expanded   make k_h and v_h of every token, then attend: cheaper for a prompt, where each key meets many queries
     absorbed   (q_h W_UK,h) . c is q_h . (W_UK,h c): fold W_UK into the query and W_UV into the output, and attend over
-               the latents themselves as one shared key and value: the cheaper way for decoding
+               the latents themselves as one shared key and value: cheaper for decoding
 
 Absorption is why RoPE has to live in a key of its own. With a plain RoPE on expanded keys the product would be
-q_h^T R(m)^T R(n) W_UK,h c_n: the rotation R(n - m) of each key's position stands between the query and W_UK,h, does not
-commute with it, and no single q_h W_UK,h serves all n. The rotation therefore acts on k_rope, one vector of P numbers that
-all heads share, and the nope part stays free of positions.
+q_h^T R(m)^T R(n) W_UK,h c_n: the rotation R(n - m) by each key's position stands between the query and W_UK,h, does not
+commute with it, and no single query in the latent space serves all n. The rotation therefore acts on k_rope, P numbers
+that all heads share, and the nope part stays free of positions.
 """
 
 from __future__ import annotations
@@ -44,9 +44,13 @@ class MultiHeadLatentAttention(nn.Module):
             self.q_a_proj = nn.Linear(config.hidden_size, config.q_lora_rank, bias=bias)
             self.q_a_layernorm = RMSNorm(config.q_lora_rank, config.rms_norm_eps)
             self.q_b_proj = nn.Linear(config.q_lora_rank, heads * config.qk_head_dim, bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(config.hidden_size, config.kv_lora_rank + config.qk_rope_head_dim, bias=bias)
+        self.kv_a_proj_with_mqa = nn.Linear(
+            config.hidden_size, config.kv_lora_rank + config.qk_rope_head_dim, bias=bias
+        )
         self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, config.rms_norm_eps)
-        self.kv_b_proj = nn.Linear(config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim), bias=False)
+        self.kv_b_proj = nn.Linear(
+            config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim), bias=False
+        )
         self.o_proj = nn.Linear(heads * config.v_head_dim, config.hidden_size, bias=bias)
 
     def forward(self, x: Tensor, step: Step | None = None, cache: LayerCache | None = None) -> Tensor:
@@ -128,4 +132,5 @@ def _per_head(x: Tensor, weight: Tensor) -> Tensor:
     """(B, H, T, N) times (H, N, R) per head, without a copy of the weight per row of the batch."""
     batch, heads, tokens, width = x.shape
     rows = x.transpose(0, 1).reshape(heads, batch * tokens, width)
-    return torch.bmm(rows, weight).unflatten(1, (batch, tokens)).transpose(0, 1)
+    out: Tensor = torch.bmm(rows, weight).unflatten(1, (batch, tokens)).transpose(0, 1)
+    return out

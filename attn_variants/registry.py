@@ -45,7 +45,9 @@ VARIANTS: dict[str, Variant] = {
         Variant("mha", f"{_CONFIG}:MHAConfig", f"{_GQA}:MultiHeadAttention", "a key and a value per head"),
         Variant("gqa", f"{_CONFIG}:GQAConfig", f"{_GQA}:GroupedQueryAttention", "a key and a value per group of heads"),
         Variant("mqa", f"{_CONFIG}:MQAConfig", f"{_GQA}:MultiQueryAttention", "one key and one value for all heads"),
-        Variant("mla", f"{_CONFIG}:MLAConfig", f"{_MLA}:MultiHeadLatentAttention", "one latent and one shared rope key"),
+        Variant(
+            "mla", f"{_CONFIG}:MLAConfig", f"{_MLA}:MultiHeadLatentAttention", "one latent and one shared rope key"
+        ),
         Variant(
             "mla-expanded",
             f"{_CONFIG}:ExpandedMLAConfig",
@@ -68,7 +70,9 @@ def variant_of(config: AttentionConfig) -> Variant:
     for variant in VARIANTS.values():
         if type(config) is variant.config:
             return variant
-    raise ValueError(f"{type(config).__name__} is no registered variant's config; add its line to attn_variants.registry")
+    raise ValueError(
+        f"{type(config).__name__} is no registered variant's config; add its line to attn_variants.registry"
+    )
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from attn_variants.contract import CacheSpec, LayerCache, Plan, Step, View
 def visible(
     q_positions: Tensor, kv_positions: Tensor, *, window: int | None = None, chunk: int | None = None, sinks: int = 0
 ) -> Tensor:
-    """(B, T, S) bool: may the query at each position read the key at each position?
+    """Which keys each query may read, (B, T, S) bool.
 
     One rule for causality, padding, ragged rows, wrap-around, rejected drafts and empty slots: a key is seen when it is
     there (its position is not -1), is not in the future, and lies among the newest `window` tokens (the query's own
@@ -94,9 +94,7 @@ def place(
     return Placement(positions, counts, padded, True, first)
 
 
-def _place_masked(
-    starts: Sequence[int], tokens: int, mask: Tensor, device: torch.device | str | None
-) -> Placement:
+def _place_masked(starts: Sequence[int], tokens: int, mask: Tensor, device: torch.device | str | None) -> Placement:
     if tuple(mask.shape) != (len(starts), tokens):
         raise ValueError(f"mask has shape {tuple(mask.shape)}, the tokens have {(len(starts), tokens)}")
     real = mask.to(device="cpu", dtype=torch.bool)

@@ -1,6 +1,6 @@
-"""Cache stores, the clock that drives them, and exact accounting. `attn_variants.cache` imports torch only when asked to.
+"""Cache stores, the clock that drives them, and exact accounting. Torch is imported only when a store is made.
 
-    Store = layout (where a token lives) x codec (how its numbers are stored)
+Store = layout (where a token lives) x codec (how its numbers are stored)
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _HOME = {
     "KVCache": "kv_cache",
     "ModelCache": "models",
     "model_cache": "models",
-    **dict.fromkeys(("assert_cache_shapes", "bytes_per_token", "cache_bytes", "cache_shapes", "ideal_bytes"), "accounting"),
+    **dict.fromkeys(
+        ("assert_cache_shapes", "bytes_per_token", "cache_bytes", "cache_shapes", "ideal_bytes"), "accounting"
+    ),
 }
 
 

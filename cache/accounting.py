@@ -1,7 +1,7 @@
 """Exact bytes and shapes of a cache, added up from its declaration. Imports no torch.
 
-Three figures answer three questions: `cache_bytes` is what a store reserves, `ideal_bytes` what attention can ever read,
-`bytes_per_token` what one more token costs.
+Three figures answer three questions: `cache_bytes` is what a store reserves, `ideal_bytes` what attention can ever
+read, `bytes_per_token` what one more token costs.
 """
 
 from __future__ import annotations
@@ -75,9 +75,7 @@ def bytes_per_token(specs: Sequence[CacheSpec], *, context: int, dtype: Any = "b
     return after - before
 
 
-def assert_cache_shapes(
-    cache: KVCache | Mapping[str, Any], specs: Sequence[CacheSpec], **sizes: Any
-) -> None:
+def assert_cache_shapes(cache: KVCache | Mapping[str, Any], specs: Sequence[CacheSpec], **sizes: Any) -> None:
     """Raise AssertionError, naming both shapes, unless the cache's tensors are exactly those that `specs` declare.
 
     cache: a `KVCache`, or tensors by name for a cache of your own; then give `batch`, `capacity` and, unless they are

@@ -21,8 +21,8 @@ class KVCache:
     """What a decoder remembers of `batch` sequences of up to `capacity` tokens each; rows may differ in length.
 
     Made from a decoder's `cache_specs`; all memory is allocated here. One forward pass is `step`, which places the new
-    tokens, then each layer's `append`, then `advance`, which alone moves the clock: an error between leaves the cache as
-    it was.
+    tokens, then each layer's `append`, then `advance`, which alone moves the clock: an error between leaves the cache
+    as it was.
 
     dtype: of the stored numbers, torch's or by name; None is torch's default. store: the layout; codec: how numbers are
     stored. static: fixed shapes for compiled steps, see `layouts.Full`.
@@ -87,8 +87,8 @@ class KVCache:
         for row, start, count in zip(named, starts, placement.counts, strict=True):
             if start + count > self.capacity:
                 raise ValueError(
-                    f"row {row} holds {start} tokens and {count} more make {start + count}, beyond the cache's capacity "
-                    f"of {self.capacity}: make the KVCache with a larger capacity, or give fewer tokens"
+                    f"row {row} holds {start} tokens and {count} more make {start + count}, beyond the cache's "
+                    f"capacity of {self.capacity}: make the KVCache with a larger capacity, or give fewer tokens"
                 )
         lengths = [start + count for start, count in zip(starts, placement.counts, strict=True)]
         step = Step(
@@ -121,7 +121,9 @@ class KVCache:
         for row, (drop, length) in enumerate(zip(drops, self._lengths, strict=True)):
             floor = self._layout.floor(row)
             if drop < 0 or length - drop < floor:
-                raise ValueError(f"row {row} holds {length} tokens, of which 0 to {length - floor} can be dropped, not {drop}")
+                raise ValueError(
+                    f"row {row} holds {length} tokens, of which 0 to {length - floor} can be dropped, not {drop}"
+                )
         self._lengths = [length - drop for length, drop in zip(self._lengths, drops, strict=True)]
         self._pending = None
 

@@ -28,9 +28,10 @@ class Part:
 class Codec(Protocol):
     """A record's row to stored tensors and back."""
 
-    name: str
-    aliases: bool
-    """Whether `decode` gives the stored memory itself, without a copy."""
+    @property
+    def aliases(self) -> bool:
+        """Whether `decode` gives the stored memory itself, without a copy."""
+        ...
 
     def parts(self, record: Record, dtype: str) -> tuple[Part, ...]:
         """The stored tensors of a record in a cache of this dtype."""
@@ -49,7 +50,6 @@ class Codec(Protocol):
 class Plain:
     """The numbers as they are, in the record's own dtype or the cache's: width * itemsize bytes per head and token."""
 
-    name: str = "plain"
     aliases: bool = True
 
     def parts(self, record: Record, dtype: str) -> tuple[Part, ...]:

@@ -40,9 +40,7 @@ class Store:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Every stored tensor by name: the record's, with the codec part's suffix."""
-        return {
-            name + suffix: tensor for name, parts in self._tensors.items() for suffix, tensor in parts.items()
-        }
+        return {name + suffix: tensor for name, parts in self._tensors.items() for suffix, tensor in parts.items()}
 
     def append(self, step: Step, **entries: Tensor) -> View:
         """Write the step's entries, (B, heads, T, dim) each; what is returned reads them and all before them.

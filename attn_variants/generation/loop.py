@@ -1,4 +1,4 @@
-"""The loop: feed the prompt, pick the next token, feed it back, until a stop. Each token is computed once and cached."""
+"""The loop: feed the prompt, pick the next token, feed it back, until a stop. Each token is computed once."""
 
 from __future__ import annotations
 
@@ -77,9 +77,7 @@ def stream(
 
 
 @torch.inference_mode()
-def _steps(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], stopping: Stopping, cache: KVCache
-) -> Iterator[Token]:
+def _steps(decoder: Decoder, prompts: Sequence[Sequence[int]], stopping: Stopping, cache: KVCache) -> Iterator[Token]:
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=decoder.device)
     counts = [len(prompt) for prompt in prompts]
