@@ -69,8 +69,9 @@ def attend(
 def reference(request: Request) -> Tensor:
     """The textbook's softmax in plain operators; reads the cache in place whatever the widths of key and value."""
     key, value = request.read()
-    q = _fold(request.q, key.shape[1])  # (B, K, G * T, Dk)
-    scores = torch.matmul(q, key.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * request.scale
+    # Scaled before the product: float16 would overflow in it.
+    q = _fold(request.q * request.scale, key.shape[1])  # (B, K, G * T, Dk)
+    scores = torch.matmul(q, key.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32))
     scores = scores.unflatten(2, (-1, request.q.shape[2]))  # (B, K, G, T, S)
     if request.softcap is not None:
         scores = request.softcap * torch.tanh(scores / request.softcap)
@@ -187,7 +188,12 @@ def _parts(q: Tensor, group: int) -> int:
     """Into how many runs the heads that share one key are split: a CPU kernel gives each its own thread."""
     if q.device.type != "cpu":
         return 1
-    return math.gcd(group, max(1, torch.get_num_threads() // q.shape[0]))
+    return math.gcd(group, max(1, _threads() // q.shape[0]))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _threads() -> int:
+    return torch.get_num_threads()
 
 
 def _mask(view: View, scores: Tensor) -> Tensor | None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, Self
 
-from attn_variants.contract import CacheSpec, Entry, Record
+from attn_variants.contract import CacheSpec, Entry, Record, require_size
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -14,9 +14,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 def require_positive(owner: object, *names: str) -> None:
     """Refuse a size that is zero, negative or no integer, naming the field and its value."""
     for name in names:
-        value = getattr(owner, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} ({value!r}) must be a positive integer")
+        require_size(name, getattr(owner, name))
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,17 @@ class RopeConfig:
             raise ValueError(f"partial_rotary_factor ({self.partial_rotary_factor}) must be above 0 and at most 1")
         if self.rope_type != "default" and not self.factor >= 1:
             raise ValueError(f"factor ({self.factor}) of rope_type {self.rope_type!r} must be at least 1")
-        if self.rope_type in ("llama3", "yarn") and not self.original_max_position_embeddings:
-            raise ValueError(f"rope_type {self.rope_type!r} needs original_max_position_embeddings")
+        if self.rope_type in ("llama3", "yarn"):
+            require_size("original_max_position_embeddings", self.original_max_position_embeddings)
+        if self.rope_type == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"high_freq_factor ({self.high_freq_factor}) must be above low_freq_factor ({self.low_freq_factor}), "
+                "and both above 0"
+            )
+        if self.rope_type == "yarn" and not 0 < self.beta_slow <= self.beta_fast:
+            raise ValueError(
+                f"beta_fast ({self.beta_fast}) must be at least beta_slow ({self.beta_slow}), and both above 0"
+            )
 
     def rotary_dim(self, head_dim: int) -> int:
         """Leading numbers of a head that turn; they come in pairs."""

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def require_size(name: str, value: object, least: int = 1) -> None:
+    """Refuse what is no integer of at least `least`, naming the field and its value."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} ({value!r}) must be an integer of at least {least}")
+
+
 @dataclass(frozen=True)
 class Entry:
     """One thing a layer remembers per token: `heads` vectors of `dim` numbers.
@@ -32,9 +38,8 @@ class Entry:
     sharded: bool = True
 
     def __post_init__(self) -> None:
-        for field_name, value in (("heads", self.heads), ("dim", self.dim)):
-            if value < 1:
-                raise ValueError(f"entry {self.name!r}: {field_name} ({value}) must be at least 1")
+        require_size(f"entry {self.name!r}: heads", self.heads)
+        require_size(f"entry {self.name!r}: dim", self.dim)
 
     @property
     def numel(self) -> int:
@@ -108,6 +113,10 @@ class State:
     shape: tuple[int, ...]
     dtype: str | None = None
 
+    def __post_init__(self) -> None:
+        for size in self.shape:
+            require_size(f"state {self.name!r}: shape", size)
+
     @property
     def numel(self) -> int:
         """Numbers per sequence."""
@@ -137,10 +146,9 @@ class CacheSpec:
 
     def __post_init__(self) -> None:
         for field_name, value in (("window", self.window), ("chunk", self.chunk)):
-            if value is not None and value < 1:
-                raise ValueError(f"{field_name} ({value}) must be at least 1, or None for no limit")
-        if self.sinks < 0:
-            raise ValueError(f"sinks ({self.sinks}) must not be negative")
+            if value is not None:
+                require_size(field_name, value)
+        require_size("sinks", self.sinks, least=0)
         names = [name for record in self.records for name in {record.name, *(entry.name for entry in record.entries)}]
         if len(names) != len(set(names)):
             raise ValueError(f"records and entries of one layer need names of their own, got {sorted(names)}")
@@ -168,7 +176,7 @@ class CacheSpec:
         if self.window is not None:
             return min(context, self.window + self.sinks)
         if self.chunk is not None:
-            return min(context, self.chunk)
+            return min(context, self.chunk + self.sinks)
         return context
 
 

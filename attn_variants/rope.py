@@ -93,7 +93,8 @@ def rotate(x: Tensor, step: Step, config: RopeConfig | None) -> Tensor:
 def _partner(x: Tensor, interleaved: bool) -> Tensor:
     """Each number's pair mate: its neighbour, or the one half a head away."""
     pairs = (-1, 2) if interleaved else (2, -1)
-    return x.unflatten(-1, pairs).flip(-1 if interleaved else -2).flatten(-2)
+    mates: Tensor = x.unflatten(-1, pairs).flip(-1 if interleaved else -2).flatten(-2)
+    return mates
 
 
 def _step_table(step: Step, config: RopeConfig, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

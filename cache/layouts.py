@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from attn_variants.contract import CacheSpec, Plan, Step
+from attn_variants.contract import CacheSpec, Plan, Step, require_size
 from attn_variants.registry import unknown
 
 if TYPE_CHECKING:
@@ -95,9 +95,8 @@ def _scatter(step: Step, placement: Placement) -> tuple[torch.Tensor, torch.Tens
 
 def layout_named(name: str, *, batch: int, capacity: int, static: bool = False) -> Layout:
     """The layout called `name` at these sizes; an unknown name or a size below 1 is refused."""
-    for size_name, size in (("batch", batch), ("capacity", capacity)):
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{size_name} ({size!r}) must be a positive integer")
+    require_size("batch", batch)
+    require_size("capacity", capacity)
     if name != "full":
         raise ValueError(unknown("store", name, ("full",)))
     return Full(batch, capacity, static)

@@ -1,0 +1,125 @@
+"""One config's fields by name: what config.json says, and where it is silent, what its family says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .family import COMMON, Computed, Default, Family, Rule, Value
+from .formula import FUNCTIONS, evaluate, names
+
+MOST = 2**31 - 1
+MAY_BE_ZERO = frozenset(
+    {
+        "attn_layer_offset",
+        "first_k_dense_replace",
+        "index_skip_topk_offset",
+        "index_topk_freq",
+        "loop_layer_index_start",
+        "max_window_layers",
+        "n_input_layers",
+        "n_output_layers",
+        "n_recurrent_layers",
+        "num_kv_shared_layers",
+        "qk_rope_head_dim",
+    }
+)
+
+
+class Fields(dict[str, Any]):
+    """Looks a field up in the config, else in its family, checks it, and keeps it.
+
+    `prefix` says in messages where in config.json the fields lie.
+    """
+
+    def __init__(self, config: Mapping[str, Any], family: Family, prefix: str = "") -> None:
+        super().__init__()
+        self.family = family
+        self.prefix = prefix
+        self._values, self._spelled = _by_field(config, family.aliases, prefix)
+
+    def __missing__(self, name: str) -> Any:
+        if name in FUNCTIONS:
+            raise KeyError(name)
+        value = self[name] = self._find(name)
+        return value
+
+    def spelled(self, name: str) -> str:
+        """The field as config.json spells it."""
+        return self.prefix + self._spelled.get(name, name)
+
+    def with_changes(self, changes: Mapping[str, Any]) -> Fields:
+        """The fields of a layer that has some of its own."""
+        return Fields({**self._values, **changes}, self.family, self.prefix)
+
+    def of(self, family: Family) -> Fields:
+        """The same config's fields as another family means them."""
+        return Fields(self._values, family, self.prefix)
+
+    def names_in(self, formula: str) -> list[str]:
+        """The fields a formula reads, as config.json spells them."""
+        return [self.spelled(name) for name in names(formula)]
+
+    def values_in(self, formula: str) -> str:
+        """The fields a formula reads, with their values: `hidden_size = 96, num_attention_heads = 6`."""
+        return ", ".join(f"{self.spelled(name)} = {self[name]!r:.40}" for name in names(formula))
+
+    def _find(self, name: str) -> Any:
+        rule = self.family.fields.get(name, COMMON.get(name, _UNKNOWN))
+        if isinstance(rule, Computed):
+            return evaluate(rule.formula, self)
+        if rule is _UNKNOWN and name not in self._values:
+            raise ValueError(f"{self.prefix}{name} is missing, and nothing says what it would be: give it")
+        if name not in self._values:
+            return self._meaning(rule.missing if isinstance(rule, Default) else rule)
+        value = self._values[name]
+        if value is not None:
+            return self._checked(name, value, rule)
+        if not isinstance(rule, Default):
+            raise ValueError(f"{self.spelled(name)} is null, which this model_type does not take: give its value")
+        return self._meaning(rule.null)
+
+    def _meaning(self, value: Value) -> Any:
+        return evaluate(value, self) if isinstance(value, str) else value
+
+    def _checked(self, name: str, value: Any, rule: Rule) -> Any:
+        usual = rule.missing if isinstance(rule, Default) else rule
+        if isinstance(usual, bool):
+            if not isinstance(value, bool):
+                raise ValueError(f"{self.spelled(name)} ({_shown(value)}) must be true or false")
+        elif isinstance(usual, float):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
+                raise ValueError(f"{self.spelled(name)} ({_shown(value)}) must be a positive number")
+        elif usual is not None or isinstance(value, bool | int | float):
+            least = 0 if name in MAY_BE_ZERO else 1
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+                wanted = "an integer of at least 0" if least == 0 else "a positive integer"
+                raise ValueError(f"{self.spelled(name)} ({_shown(value)}) must be {wanted} and at most {MOST}")
+        return value
+
+
+_UNKNOWN = Default("unknown")
+
+
+def _by_field(
+    config: Mapping[str, Any], aliases: Mapping[str, str], prefix: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The config's values under the names the family uses, and how config.json spelled those names."""
+    values, spelled = dict(config), {}
+    for alias, name in aliases.items():
+        outer, _, last = alias.rpartition(".")
+        place = config.get(outer) if outer else config
+        if not isinstance(place, Mapping) or last not in place:
+            continue
+        if name in config and config[name] != place[last]:
+            raise ValueError(
+                f"{prefix}{alias} ({_shown(place[last])}) and {prefix}{name} ({_shown(config[name])}) contradict each "
+                "other: keep one"
+            )
+        values[name], spelled[name] = place[last], alias
+    return values, spelled
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

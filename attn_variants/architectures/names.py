@@ -1,0 +1,16 @@
+"""What is close to a name that does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`"; did you mean a, b or c?"`, or nothing when no known name is close."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), n=3, cutoff=0.6)
+    if not close:
+        return ""
+    listed = " or ".join([", ".join(close[:-1]), close[-1]] if len(close) > 1 else close)
+    return f"; did you mean {listed}?"

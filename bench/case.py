@@ -1,0 +1,116 @@
+"""What is measured: a set of sizes, the variants made from it, and published models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attn_variants.config import DecoderConfig, Geometry, MHAConfig
+from attn_variants.contract import CacheSpec
+from attn_variants.registry import unknown, variant_named
+
+if TYPE_CHECKING:
+    from attn_variants.decoder import Decoder
+
+LLAMA_3_8B = Geometry()
+"""The sizes `memory` and the tour start from."""
+
+SMALL = Geometry(
+    layers=4,
+    hidden_size=256,
+    heads=8,
+    kv_heads=2,
+    head_dim=32,
+    kv_lora_rank=64,
+    qk_rope_head_dim=16,
+    qk_nope_head_dim=32,
+    v_head_dim=32,
+    intermediate_size=688,
+    vocab_size=4096,
+)
+"""A decoder small enough to be checked and timed anywhere."""
+
+PRESET_GEOMETRIES: dict[str, tuple[str, Geometry]] = {
+    "llama-100m": (
+        "gqa",
+        Geometry(
+            layers=12,
+            hidden_size=768,
+            heads=12,
+            kv_heads=4,
+            head_dim=64,
+            intermediate_size=2048,
+            vocab_size=32000,
+        ),
+    ),
+    "mla-130m": (
+        "mla",
+        Geometry(
+            layers=8,
+            hidden_size=1024,
+            heads=16,
+            kv_heads=4,
+            head_dim=64,
+            intermediate_size=2816,
+            vocab_size=32000,
+        ),
+    ),
+}
+"""Decoders of about 100 million parameters, each with the variant it is known for."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something whose cache is sized: its name, what each layer remembers, and what MHA of its sizes would."""
+
+    name: str
+    variant: str | None
+    layers: tuple[CacheSpec, ...]
+    mha: tuple[CacheSpec, ...] | None = None
+
+
+def variant_subject(name: str, geometry: Geometry) -> Subject:
+    """A variant at these sizes; an unknown name is refused with the nearest."""
+    spec = variant_named(name).config.from_geometry(geometry).cache_spec()
+    mha = MHAConfig.from_geometry(geometry).cache_spec()
+    return Subject(name, name, (spec,) * geometry.layers, (mha,) * geometry.layers)
+
+
+def model_subject(model: str) -> Subject:
+    """A published model: a preset's name, a config.json or the folder that holds one."""
+    from attn_variants.cache import model_cache
+
+    return Subject(model, None, tuple(model_cache(model).layers))
+
+
+def decoder_config(variant: str, geometry: Geometry) -> DecoderConfig:
+    """The decoder of these sizes around that variant."""
+    return DecoderConfig.from_geometry(geometry, variant_named(variant).config)
+
+
+def preset_geometry(name: str) -> tuple[str, Geometry]:
+    """A named set of sizes and its variant."""
+    if name not in PRESET_GEOMETRIES:
+        raise ValueError(unknown("preset geometry", name, PRESET_GEOMETRIES))
+    return PRESET_GEOMETRIES[name]
+
+
+def random_decoder(config: DecoderConfig, *, dtype: str, device: str, seed: int) -> Decoder:
+    """A decoder of random weights, scaled so that attention matters: queries meet keys with scores of about one.
+
+    Weights are drawn in float32 and then rounded, so that every dtype and device gets the same ones.
+    """
+    import torch
+
+    from attn_variants.decoder import Decoder
+    from attn_variants.dtypes import torch_dtype
+
+    generator = torch.Generator().manual_seed(seed)
+    decoder = Decoder(config)
+    for parameter in decoder.parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5, generator=generator)
+        else:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5, generator=generator)
+    torch.nn.init.normal_(decoder.model.embed_tokens.weight, generator=generator)
+    return decoder.requires_grad_(False).eval().to(device=device, dtype=torch_dtype(dtype))

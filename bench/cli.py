@@ -1,0 +1,283 @@
+"""The command line: arguments only. Every mistake is one line on stderr and an exit code, never a traceback.
+
+Exit codes: 0, 1 a check failed, 2 usage or bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from attn_variants.config import Geometry
+from attn_variants.dtypes import canonical_dtype
+from attn_variants.registry import VARIANTS, variant_named
+
+from .case import LLAMA_3_8B, PRESET_GEOMETRIES, SMALL, model_subject, preset_geometry, variant_subject
+from .options import Common, given, listed, numbered, require_positive, spread
+from .results import Report, deliver, environment, require_writable, to_stdout
+from .tables import Column, Table, as_text
+
+app = typer.Typer(add_completion=False)
+COMMON = tuple(Common.__dataclass_fields__)
+GEOMETRY = tuple(Geometry.__dataclass_fields__)
+
+SEVERAL = "comma-separated or repeated"
+Variants = Annotated[list[str] | None, typer.Option(help=f"Variants, {SEVERAL}; all of them when not given.")]
+Dtypes = Annotated[list[str] | None, typer.Option(help=f"Dtypes, {SEVERAL}.")]
+
+
+@app.callback(invoke_without_command=True)
+@spread
+def tour(ctx: typer.Context, common: Common) -> None:
+    """Attention variants: what each one keeps, whether it is right, how fast it decodes.
+
+    Without a command: the tour, which shows all three in about a minute, with nothing to download.
+    """
+    if ctx.invoked_subcommand is not None:
+        if misplaced := given(ctx, *COMMON):
+            raise ValueError(
+                f"{', '.join(misplaced)} before {ctx.invoked_subcommand}: flags follow the command they are for"
+            )
+        return
+    require_ready(common)
+    device = resolved_device(common)
+
+    from .tour import sections
+
+    report = Report()
+    for name, section in sections(device, common.seed):
+        if shows_tables(common):
+            to_stdout(as_text(section.tables))
+        section.rows = [{"section": name} | row for row in section.rows]
+        report.extend(section)
+    finish(ctx, report, common, device, shown=shows_tables(common) and not common.output)
+
+
+@app.command()
+@spread
+def memory(
+    ctx: typer.Context,
+    common: Common,
+    geometry: Geometry = LLAMA_3_8B,
+    variant: Variants = None,
+    model: Annotated[list[str] | None, typer.Option(help="Preset, config.json or its folder; repeatable.")] = None,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    context: Annotated[int, typer.Option(help="Tokens in each sequence.")] = 8192,
+    kv_dtype: Annotated[str, typer.Option(help="Dtype of the cache.")] = "bfloat16",
+    store: Annotated[str, typer.Option(help="Layout of the store.")] = "full",
+    codec: Annotated[str, typer.Option(help="How stored numbers are coded.")] = "plain",
+    shapes: Annotated[bool, typer.Option("--shapes", help="List each stored tensor.")] = False,
+    allocate: Annotated[bool, typer.Option("--allocate", help="Make the store and read its storages.")] = False,
+) -> None:
+    """Cache sizes of variants or published models: by formula, and as really allocated."""
+    from .memory import memory_report
+
+    require_ready(common)
+    require_positive(batch=batch, context=context)
+    if model and (sizes := given(ctx, "variant", *GEOMETRY)):
+        raise ValueError(
+            f"{', '.join(sizes)} and --model exclude each other: a model brings its own sizes; give one of them"
+        )
+    if model:
+        subjects = [model_subject(name) for name in model]
+    else:
+        subjects = [variant_subject(name, geometry) for name in variants_named(variant)]
+    # Sizes by formula need no torch, and so no device, unless one is asked for by name.
+    device = resolved_device(common) if allocate or common.device == "cuda" else "cpu"
+    report = memory_report(
+        subjects,
+        batch=batch,
+        context=context,
+        kv_dtype=canonical_dtype(kv_dtype),
+        store=store,
+        codec=codec,
+        shapes=shapes,
+        device=device if allocate else None,
+    )
+    finish(ctx, report, common, device)
+
+
+@app.command()
+@spread
+def parity(
+    ctx: typer.Context,
+    common: Common,
+    geometry: Geometry = SMALL,
+    variant: Variants = None,
+    dtype: Dtypes = None,
+    backend: Annotated[
+        list[str] | None, typer.Option(help=f"Backends of attention, {SEVERAL}; all by default.")
+    ] = None,
+) -> None:
+    """Is the output right? Every variant, store, backend and dtype, several ways, against a float64 reference."""
+    require_ready(common)
+    variants = variants_named(variant)
+    dtypes = dtypes_named(dtype or ["float32", "float16", "bfloat16"])
+    device = resolved_device(common)
+
+    from .parity import parity_report
+
+    backends = None if backend is None else listed("--backend", backend)
+    report = parity_report(variants, geometry, dtypes=dtypes, backends=backends, device=device, seed=common.seed)
+    finish(ctx, report, common, device)
+
+
+@app.command()
+@spread
+def throughput(
+    ctx: typer.Context,
+    common: Common,
+    geometry: Geometry = SMALL,
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset-geometry", help=f"Sizes and variant by name: {', '.join(PRESET_GEOMETRIES)}."),
+    ] = None,
+    variant: Variants = None,
+    context: Annotated[list[str] | None, typer.Option(help=f"Tokens cached before the first step, {SEVERAL}.")] = None,
+    batch: Annotated[list[str] | None, typer.Option(help=f"Batch sizes, {SEVERAL}.")] = None,
+    dtype: Dtypes = None,
+    against: Annotated[str | None, typer.Option(help="A peer on the same weights: transformers.")] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="Measure compiled decode steps too.")] = False,
+    repeats: Annotated[int, typer.Option(help="Turns of each contestant.")] = 5,
+    warmup: Annotated[int, typer.Option(help="Untimed steps before them.")] = 3,
+) -> None:
+    """How fast? Prefill and decode at a context that is really cached, beside what memory allows."""
+    require_ready(common)
+    require_positive(repeats=repeats, warmup=warmup)
+    subject = "small" if geometry == SMALL else "as given"
+    if preset is not None:
+        if sizes := given(ctx, *GEOMETRY):
+            raise ValueError(f"{', '.join(sizes)} and --preset-geometry exclude each other; give one of them")
+        subject, (own, geometry) = preset, preset_geometry(preset)
+        variant = variant or [own]
+    variants = variants_named(variant)
+    contexts = numbered("--context", context or ["512", "2048"])
+    batches = numbered("--batch", batch or ["1"])
+    dtypes = dtypes_named(dtype or ["float32"])
+    device = resolved_device(common)
+
+    from .contest import Case, Settings
+    from .throughput import throughput_report
+
+    cases = [
+        Case(subject, name, geometry, kind, rows, tokens)
+        for name in variants
+        for kind in dtypes
+        for rows in batches
+        for tokens in contexts
+    ]
+    settings = Settings(device, common.seed, against, compiled, repeats, warmup)
+    finish(ctx, throughput_report(cases, settings), common, device)
+
+
+@app.command()
+@spread
+def generate(
+    ctx: typer.Context,
+    common: Common,
+    model: Annotated[str, typer.Option(help="A Hugging Face folder, or a model that was fetched.")],
+    prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 128,
+    dtype: Annotated[str | None, typer.Option(help="Dtype to compute in.", show_default="the checkpoint's")] = None,
+) -> None:
+    """Continue a prompt, greedily, as it is written; statistics at the end."""
+    require_ready(common)
+    require_positive(max_new_tokens=max_new_tokens)
+    chosen = None if dtype is None else canonical_dtype(dtype)
+    device = resolved_device(common)
+
+    from .generate import generate_report
+
+    say = to_stdout if shows_tables(common) else (lambda piece: None)
+    report = generate_report(model, prompt, max_new_tokens=max_new_tokens, dtype=chosen, device=device, say=say)
+    finish(ctx, report, common, device)
+
+
+@app.command()
+@spread
+def fetch(
+    ctx: typer.Context,
+    common: Common,
+    name: Annotated[str, typer.Argument(help="smollm2-135m, or a Hugging Face id owner/name.")],
+    force: Annotated[bool, typer.Option("--force", help="Bring it again.")] = False,
+) -> None:
+    """Bring a checkpoint here; prints the folder it lies in."""
+    from attn_variants.checkpoints.fetch import fetch as fetched
+
+    require_ready(common)
+    folder = fetched(name, force=force, progress=lambda line: print(line, file=sys.stderr))
+    row = {"model": name, "folder": str(folder)}
+    columns = (Column("model", "model", right=False), Column("folder", "folder", right=False))
+    finish(ctx, Report([row], [Table("Fetched", columns, [row])]), common, "cpu")
+
+
+def variants_named(values: Sequence[str] | None) -> list[str]:
+    """The variants asked for, all of them for None; an unknown one is refused with the nearest."""
+    names = list(VARIANTS) if values is None else listed("--variant", values)
+    return [variant_named(name).name for name in names]
+
+
+def dtypes_named(values: Sequence[str]) -> list[str]:
+    """Canonical names of the dtypes asked for."""
+    return list(dict.fromkeys(canonical_dtype(name) for name in listed("--dtype", values)))
+
+
+def require_ready(common: Common) -> None:
+    """Refuse common flags that could not be obeyed, before any work."""
+    for path in common.output or ():
+        require_writable(path)
+    require_positive(threads=common.threads)
+
+
+def shows_tables(common: Common) -> bool:
+    """Whether stdout is for a reader: it is where a table is asked for, and where the results go to files."""
+    return bool(common.output) or common.format in (None, "table")
+
+
+def resolved_device(common: Common) -> str:
+    """The device the flags ask for, with threads and seed set; imports torch."""
+    from .measure import prepare
+
+    return prepare(common.device, seed=common.seed, threads=common.threads)
+
+
+def finish(ctx: typer.Context, report: Report, common: Common, device: str, *, shown: bool = False) -> None:
+    """Deliver a report together with where it comes from; a check that failed makes the exit code 1."""
+    if not shown:
+        facts = environment(ctx.obj, seed=common.seed, device=device, threads=common.threads)
+        deliver(report, common.format, common.output or (), facts)
+    for failure in report.failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    if report.failures:
+        raise typer.Exit(1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    # torch's C++ side and its profiler log their own starts and stops, which nobody asked about.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command = typer.main.get_command(app)
+    try:
+        return int(command.main(args=words, prog_name="attn-bench", standalone_mode=False, obj=words) or 0)
+    except typer.TyperException as error:
+        return _refuse(error.format_message(), ["attn-bench --help and attn-bench COMMAND --help list what there is"])
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        return _refuse(f"{name}{error.strerror or error}", getattr(error, "__notes__", []))
+    except ValueError as error:
+        return _refuse(str(error), getattr(error, "__notes__", []))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _refuse(message: str, hints: Sequence[str]) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    for hint in hints:
+        print(f"hint: {hint}", file=sys.stderr)
+    return 2

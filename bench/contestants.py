@@ -1,0 +1,189 @@
+"""What a speed is measured of: our decoder on its store, and transformers on its caches, behind the same calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._inductor import config as inductor
+
+from attn_variants.cache import KVCache
+from attn_variants.decoder import Decoder
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel
+
+PASS_TOKENS = 16384
+"""Most tokens, over all rows, that one pass of a prefill takes; it bounds the memory of activations."""
+
+
+class Contestant(Protocol):
+    """One decoder on one cache. Ids are (B, T), logits those of the last token, (B, 1, vocab)."""
+
+    ways: tuple[str, ...]
+
+    @property
+    def peer(self) -> str:
+        """Who computes."""
+        ...
+
+    @property
+    def setting(self) -> str:
+        """How it computes, in words."""
+        ...
+
+    def choose(self, way: str) -> None:
+        """Decode in one of its ways from now on."""
+        ...
+
+    def clear(self) -> None:
+        """Empty the cache; not part of any timing."""
+        ...
+
+    def prefill(self, ids: Tensor) -> Tensor:
+        """Fill the empty cache; the last token's logits."""
+        ...
+
+    def decode(self, token: Tensor) -> Tensor:
+        """One step: (B, 1) ids appended, the next token's logits."""
+        ...
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache's own storages."""
+        ...
+
+
+class Ours:
+    """Our decoder on a full store."""
+
+    peer = "attn-variants"
+    ways: tuple[str, ...] = ("eager",)
+    setting = "eager"
+
+    def __init__(self, decoder: Decoder, *, batch: int, capacity: int, static: bool = False) -> None:
+        self._decoder = decoder
+        self._cache = KVCache(
+            decoder.cache_specs,
+            batch=batch,
+            capacity=capacity,
+            dtype=decoder.dtype,
+            device=decoder.device,
+            static=static,
+        )
+
+    def choose(self, way: str) -> None:
+        """There is one way."""
+
+    def clear(self) -> None:
+        """Back to the beginning; no number is touched."""
+        self._cache.rewind(self._cache.lengths.tolist())
+
+    def prefill(self, ids: Tensor) -> Tensor:
+        """Fill the empty cache; the last token's logits."""
+        return in_passes(self._forward, ids)
+
+    def decode(self, token: Tensor) -> Tensor:
+        """One step."""
+        return self._forward(token)
+
+    def _forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self._decoder(ids, self._cache, last=True)
+        return logits
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the store's storages."""
+        return self._cache.nbytes
+
+
+class Compiled(Ours):
+    """The same with compiled decode steps, over a static store whose shapes never change, so that one graph serves all.
+
+    On the CPU the compiler freezes the weights, to pack them for products with few rows, and calls operators from C++.
+    """
+
+    setting = "compiled"
+
+    def __init__(self, decoder: Decoder, *, batch: int, capacity: int) -> None:
+        super().__init__(decoder, batch=batch, capacity=capacity, static=True)
+        self._compute = torch.compile(decoder.compute, dynamic=False)
+        frozen = decoder.device.type == "cpu"
+        # Freezing has to be set while the first call is traced; torch.compile's own options come too late for it.
+        self._compiler: AbstractContextManager[object] = inductor.patch(freezing=frozen, cpp_wrapper=frozen)
+
+    def decode(self, token: Tensor) -> Tensor:
+        """One compiled step; where it stands is worked out before, so that no graph depends on it."""
+        step = self._cache.step(*token.shape)
+        with self._compiler:
+            logits: Tensor = self._compute(token, step, self._cache.layers)
+        self._compiler = nullcontext()
+        self._cache.advance(step)
+        return logits
+
+
+class Transformers:
+    """transformers' model of the same weights, on its dynamic or its static cache."""
+
+    peer = "transformers"
+    ways: tuple[str, ...] = ("sdpa", "eager")
+
+    def __init__(self, twin: PreTrainedModel, *, cache: str, capacity: int) -> None:
+        self._twin = twin
+        self._kind = cache
+        self._capacity = capacity
+        self._attention = "sdpa"
+        self._cache: Cache = self._empty()
+
+    @property
+    def setting(self) -> str:
+        """How it attends, and over what."""
+        return f"{self._attention}, {self._kind} cache"
+
+    def choose(self, way: str) -> None:
+        """Decode with transformers' `sdpa` or `eager` attention."""
+        self._attention = way
+
+    def clear(self) -> None:
+        """A new dynamic cache, or the static one zeroed; prefill is by sdpa, which needs no T x T scores."""
+        self._attention = "sdpa"
+        if self._kind == "static" and self._cache.is_initialized:
+            self._cache.reset()  # type: ignore[no-untyped-call]
+        else:
+            self._cache = self._empty()
+
+    def prefill(self, ids: Tensor) -> Tensor:
+        """Fill the empty cache; the last token's logits."""
+        return in_passes(self.decode, ids)
+
+    def decode(self, token: Tensor) -> Tensor:
+        """One step."""
+        # The model is shared by the contestants of both caches, so each says how it attends.
+        if self._twin.config._attn_implementation != self._attention:
+            self._twin.set_attn_implementation(self._attention)
+        logits: Tensor = self._twin(token, cache=self._cache, use_cache=True, logits_to_keep=1).logits
+        return logits
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of its layers' key and value storages."""
+        layers: list[Any] = list(self._cache.layers)
+        storages = [tensor.untyped_storage() for layer in layers for tensor in (layer.keys, layer.values)]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    def _empty(self) -> Cache:
+        from transformers import DynamicCache, StaticCache
+
+        if self._kind == "dynamic":
+            return DynamicCache(config=self._twin.config)
+        return StaticCache(config=self._twin.config, max_cache_len=self._capacity)
+
+
+def in_passes(forward: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+    """The last logits of ids (B, T) that go through in passes of bounded size."""
+    for piece in ids.split(max(1, PASS_TOKENS // ids.shape[0]), dim=1):
+        logits = forward(piece)
+    return logits

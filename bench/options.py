@@ -1,0 +1,113 @@
+"""Dataclasses as command-line flags: one flag per field, so that a geometry's fields are named once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
+
+import typer
+
+Format = Literal["table", "json", "csv", "markdown"]
+
+
+@dataclass(frozen=True)
+class Common:
+    """What every command takes."""
+
+    format: Annotated[
+        Format | None,
+        typer.Option(help="How results are written.", show_default="table, or what an output's suffix says"),
+    ] = None
+    output: Annotated[
+        list[Path] | None, typer.Option(help="Write results to this file, whole or not at all; may be repeated.")
+    ] = None
+    seed: Annotated[int, typer.Option(help="Seed of random weights and token ids.")] = 0
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where tensors live; auto takes a GPU.")] = (
+        "auto"
+    )
+    threads: Annotated[int | None, typer.Option(help="CPU threads; unset leaves torch's choice.")] = None
+
+
+def spread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with each dataclass parameter replaced by one keyword per field, and built again at the call.
+
+    A dataclass parameter's default gives its fields' defaults; without one the fields' own hold.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    bundles = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in bundles:
+            parameters += _field_parameters(bundles[parameter.name], parameter.default)
+        else:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+
+    @functools.wraps(function)
+    def call(**values: Any) -> Any:
+        for name, kind in bundles.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        return function(**values)
+
+    by_keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    call.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in by_keyword}
+    return call
+
+
+def _field_parameters(kind: type, default: Any) -> list[inspect.Parameter]:
+    source = kind() if default is inspect.Parameter.empty else default
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=getattr(source, field.name),
+            annotation=_flag(hints[field.name], kind.__name__),
+        )
+        for field in fields(kind)
+    ]
+
+
+def _flag(hint: Any, panel: str) -> Any:
+    """A field without an option of its own gets one in the help's panel of its dataclass."""
+    return hint if get_origin(hint) is Annotated else Annotated[hint, typer.Option(rich_help_panel=panel)]
+
+
+def given(context: typer.Context, *names: str) -> list[str]:
+    """Which of these parameters were set on the command line, as the flags a user typed."""
+    flags = []
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flags.append("--" + name.replace("_", "-"))
+    return flags
+
+
+def listed(flag: str, values: Sequence[str]) -> list[str]:
+    """The items of a flag that takes comma lists and may be repeated, in the order given; none at all is refused."""
+    items = [item.strip() for value in values for item in value.split(",") if item.strip()]
+    if not items:
+        raise ValueError(
+            f"{flag} {', '.join(map(repr, values))} names nothing; give one value or several, comma-separated"
+        )
+    return list(dict.fromkeys(items))
+
+
+def numbered(flag: str, values: Sequence[str]) -> list[int]:
+    """The same, of positive integers."""
+    items = listed(flag, values)
+    for item in items:
+        if not item.isdecimal() or int(item) < 1:
+            raise ValueError(f"{flag} ({item}) must be a positive integer, or several, comma-separated")
+    return [int(item) for item in items]
+
+
+def require_positive(**values: int | None) -> None:
+    """Refuse a flag whose value is zero or negative."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} ({value}) must be at least 1")

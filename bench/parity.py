@@ -1,0 +1,187 @@
+"""Is the output right? Every variant, store, backend and dtype, in several ways, against the float64 reference.
+
+The figure is max |d| / max |reference| over all logits compared; the tolerance belongs to the dtype.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from attn_variants.attend import BACKENDS, backend
+from attn_variants.config import Geometry, GQAConfig
+from attn_variants.decoder import Decoder
+from attn_variants.registry import unknown
+
+from .case import decoder_config, random_decoder
+from .checks import BATCH, CONTROL, TOKENS, Cell, Peer, checks_of
+from .peers import INSTALL, transformers_installed, transformers_twin
+from .progress import Progress
+from .reference import reference_logits
+from .results import Report, Row
+from .tables import Column, Table, folded
+
+TOLERANCES = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 2e-2}
+STORES, CODECS = ("full",), ("plain",)
+
+CELL = ("variant", "store", "codec", "backend", "dtype")
+COLUMNS = (
+    *(Column(name, name, right=False) for name in CELL),
+    Column("checks", "checks"),
+    Column("worst", "worst error"),
+    Column("in", "in", right=False),
+    Column("tolerance", "tolerance", "{:.0e}".format),
+    Column("argmax_agreement", "argmax", "{:.1%}".format),
+    Column("control", "control", lambda caught: "caught" if caught else "MISSED", right=False),
+    Column("ok", "", lambda ok: "ok" if ok else "FAIL", right=False),
+)
+NOTE = (
+    "Checks: uncached, cached token by token, chunked, ragged rows, padded rows, rewound, absorbed and expanded where "
+    "there are two ways, transformers' class with the same weights. argmax: least agreement on the most likely token. "
+    "control: a key made wrong on purpose, which has to be noticed."
+)
+
+
+def parity_report(
+    variants: Sequence[str],
+    geometry: Geometry,
+    *,
+    dtypes: Sequence[str],
+    backends: Sequence[str] | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+) -> Report:
+    """Rows of every cell and check; `failures` names those that do not hold. `backends` None is all there are.
+
+    Raises ValueError for a dtype without a stated tolerance and for unknown names.
+    """
+    for dtype in dtypes:
+        if dtype not in TOLERANCES:
+            raise ValueError(f"dtype {dtype!r} has no stated tolerance; parity knows {', '.join(TOLERANCES)}")
+    backends = list(BACKENDS) if backends is None else backends
+    if unknown_backends := [name for name in backends if name not in BACKENDS]:
+        raise ValueError(unknown("backend", unknown_backends[0], BACKENDS))
+    rows: list[Row] = []
+    progress = Progress("parity", len(variants) * len(dtypes) * len(backends))
+    with torch.inference_mode(), _exact_products():
+        for variant in variants:
+            for dtype in dtypes:
+                for cell in _cells(variant, geometry, dtype, backends, device, seed):
+                    progress.at(f"{cell.variant} {cell.dtype} {cell.backend}")
+                    rows += _cell_rows(cell)
+    progress.close()
+    if not transformers_installed():
+        print(f"transformers is not installed, its comparison is skipped: {INSTALL}", file=sys.stderr)
+    return Report(rows, [_table(rows)], [_failure(row) for row in rows if not row["ok"]])
+
+
+def _cells(
+    variant: str, geometry: Geometry, dtype: str, backends: Iterable[str], device: str, seed: int
+) -> Iterator[Cell]:
+    decoder = random_decoder(decoder_config(variant, geometry), dtype=dtype, device=device, seed=seed)
+    ids = torch.randint(geometry.vocab_size, (BATCH, TOKENS), generator=torch.Generator().manual_seed(seed))
+    truth = reference_logits(decoder, ids).to(device)
+    ids = ids.to(device)
+    peers = tuple(_peers(decoder, ids, dtype, device)) if transformers_installed() else ()
+    for store in STORES:
+        for codec in CODECS:
+            for name in backends:
+                yield Cell(decoder, variant, store, codec, name, dtype, device, ids, truth, peers)
+
+
+def _cell_rows(cell: Cell) -> list[Row]:
+    with backend(cell.backend):
+        rows = [_row(cell, check, *compare(cell)) for check, compare in checks_of(cell).items()]
+        for peer in cell.peers:
+            got = peer.decoder(cell.ids)
+            rows.append(_row(cell, "transformers", got.flatten(0, 1), peer.truth.flatten(0, 1), peer=peer.name))
+    return rows
+
+
+def _peers(decoder: Decoder, ids: Tensor, dtype: str, device: str) -> Iterator[Peer]:
+    """The same weights in transformers' class, in float32; GQA with normalised heads is Qwen3's.
+
+    A variant for which transformers has no class goes without, and says so.
+    """
+    decoders = [decoder]
+    config = decoder.config
+    if type(config.attention) is GQAConfig:
+        normed = replace(config, attention=replace(config.attention, qk_norm=True))
+        decoders.append(random_decoder(normed, dtype=dtype, device=device, seed=0))
+    for ours in decoders:
+        try:
+            twin = transformers_twin(ours, dtype="float32")
+        except ValueError as error:
+            print(f"no comparison with transformers: {error}", file=sys.stderr)
+            return
+        yield Peer(type(twin).__name__, ours, twin(ids).logits)
+
+
+def _row(cell: Cell, check: str, got: Tensor, wanted: Tensor, peer: str | None = None) -> Row:
+    got, wanted = got.double(), wanted.double()
+    error = float((got - wanted).abs().max() / wanted.abs().max())
+    tolerance = TOLERANCES[cell.dtype]
+    # NaN compares false, so it can pass neither as right nor as a control that fails.
+    holds = error > tolerance if check == CONTROL else error <= tolerance
+    return {
+        "variant": cell.variant,
+        "store": cell.store,
+        "codec": cell.codec,
+        "backend": cell.backend,
+        "dtype": cell.dtype,
+        "device": cell.device,
+        "check": check,
+        "peer": peer,
+        "error": error if math.isfinite(error) else None,
+        "tolerance": tolerance,
+        "argmax_agreement": float((got.argmax(-1) == wanted.argmax(-1)).double().mean()),
+        "ok": holds,
+    }
+
+
+def _failure(row: Row) -> str:
+    where = " ".join(row[name] for name in ("variant", "store", "codec", "backend", "dtype", "check"))
+    if row["check"] == CONTROL:
+        return f"{where}: a wrong key went unseen, error {row['error']} within {row['tolerance']}"
+    return f"{where}: error {row['error']} beyond {row['tolerance']}"
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    """One line per cell: its worst check, and whether the control was caught."""
+    lines = []
+    for key, group in groupby(rows, key=lambda row: tuple(row[name] for name in CELL)):
+        members = list(group)
+        checks = [row for row in members if row["check"] != CONTROL]
+        worst = max(checks, key=lambda row: math.inf if row["error"] is None else row["error"])
+        lines.append(
+            dict(zip(CELL, key, strict=True))
+            | {
+                "checks": len(checks),
+                "worst": "NaN" if worst["error"] is None else f"{worst['error']:.1e}",
+                "in": worst["check"],
+                "tolerance": worst["tolerance"],
+                "argmax_agreement": min(row["argmax_agreement"] for row in checks),
+                "control": all(row["ok"] for row in members if row["check"] == CONTROL),
+                "ok": all(row["ok"] for row in members),
+            }
+        )
+    title = f"Parity on {rows[0]['device']}, worst max |d| / max |reference|"
+    return folded(title, COLUMNS, lines, NOTE, same=("store", "codec"))
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """float32 products in float32: no TF32 on a GPU."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

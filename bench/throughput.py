@@ -1,0 +1,213 @@
+"""How fast? Prefill and decode apart, at a context that is really cached, beside the rate at which memory is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import torch
+
+from attn_variants.cache import ideal_bytes
+from attn_variants.decoder import Decoder
+from attn_variants.registry import unknown
+
+from .case import decoder_config, random_decoder
+from .contest import Case, Measured, Settings, contest
+from .contestants import Ours
+from .measure import Timings, quantile, read_bandwidth
+from .parity import TOLERANCES
+from .peers import transformers_twin
+from .progress import Progress
+from .results import Report, Row
+from .tables import Column, Table, exact, figure, folded, size
+
+PEERS = ("transformers",)
+
+SAME = ("subject", "variant", "dtype", "batch", "context")
+"""What two contestants agree on when they can be compared."""
+
+COLUMNS = (
+    Column("subject", "subject", right=False),
+    Column("variant", "variant", right=False),
+    Column("dtype", "dtype", right=False),
+    Column("batch", "batch"),
+    Column("context", "context", exact),
+    Column("by", "by", right=False),
+    Column("ttft", "TTFT ms", figure),
+    Column("prompt_tokens_per_s", "prompt tok/s", figure),
+    Column("ms_p50", "step ms", figure),
+    Column("ms_p95", "p95", figure),
+    Column("tokens_per_s", "tok/s", figure),
+    Column("fraction_of_limit", "of limit", "{:.0%}".format),
+    Column("ratio", "x peer", "{:.2f}".format),
+    Column("cache_bytes", "cache", size),
+    Column("largest_allocation", "largest alloc.", size),
+    Column("unquiet", "", lambda unquiet: "unquiet" if unquiet else "", right=False),
+)
+NOTE = (
+    "TTFT: the prompt and the choice of the first token. step: a token more for every sequence, the median. of limit: "
+    "time to read the weights and the cache once, at the rate measured in this run, over a step's. largest alloc.: "
+    "of one decode step. unquiet: the cores were not ours alone, so take no speed from this line."
+)
+
+
+def throughput_report(cases: Sequence[Case], settings: Settings) -> Report:
+    """A prefill and a decode row per case and contestant; of a peer's settings the fastest is reported.
+
+    `failures` names cases in which a peer computes other logits. Raises ValueError, before anything is measured, for
+    dtypes and peers that are unknown and for a peer that is not installed.
+    """
+    if settings.against is not None and settings.against not in PEERS:
+        raise ValueError(unknown("peer", settings.against, PEERS))
+    for case in cases:
+        if case.dtype not in TOLERANCES:
+            raise ValueError(f"dtype {case.dtype!r} is not one that decoders run in here: {', '.join(TOLERANCES)}")
+    report = Report()
+    progress = Progress("throughput", len(cases) * (settings.repeats + 1) + 1)
+    progress.at("read bandwidth")
+    bandwidth = read_bandwidth(settings.device)
+    for _, group in groupby(cases, key=lambda case: case.weights):
+        members = list(group)
+        config = decoder_config(members[0].variant, members[0].geometry)
+        decoder = random_decoder(config, dtype=members[0].dtype, device=settings.device, seed=settings.seed)
+        twin = transformers_twin(decoder) if settings.against else None
+        for case in members:
+            measured, unquiet = contest(case, settings, decoder, twin, progress)
+            report.failures += _disagreements(case, measured)
+            report.rows += throughput_rows(case, settings, decoder, measured, bandwidth, unquiet)
+    progress.close()
+    report.tables += _tables(report.rows, bandwidth)
+    return report
+
+
+def _disagreements(case: Case, measured: Sequence[Measured]) -> Iterator[str]:
+    """Contestants whose logits after the prompt are not ours; both sides round, so twice the tolerance is allowed."""
+    ours = measured[0].logits
+    assert ours is not None
+    for other in measured[1:]:
+        assert other.logits is not None
+        error = float((other.logits.double() - ours.double()).abs().max() / ours.double().abs().max())
+        if not error <= 2 * TOLERANCES[case.dtype]:
+            yield (
+                f"{case}: {other.contestant.peer} ({other.contestant.setting}) computes other logits, error {error:.1e}"
+            )
+
+
+def throughput_rows(
+    case: Case, settings: Settings, decoder: Decoder, measured: Sequence[Measured], bandwidth: float, unquiet: bool
+) -> Iterator[Row]:
+    """Two rows for each way of ours, and two for the fastest setting of each peer."""
+    reported: dict[str, list[Measured]] = {}
+    for one in measured:
+        contestant = one.contestant
+        own = contestant.peer == Ours.peer
+        reported.setdefault(contestant.setting if own else contestant.peer, []).append(one)
+    for group in reported.values():
+        best = min(group, key=lambda one: quantile(one.decode.milliseconds, 0.5))
+        others = {one.contestant.setting: quantile(one.decode.milliseconds, 0.5) for one in group if one is not best}
+        shared = _shared_fields(case, settings, decoder, bandwidth, unquiet) | {
+            "peer": best.contestant.peer,
+            "setting": best.contestant.setting,
+            "slower_settings_ms_p50": others,
+            "cache_bytes": best.contestant.cache_bytes,
+        }
+        yield shared | _phase("prefill", best.prefill, case.batch * case.context)
+        decode = _phase("decode", best.decode, case.batch)
+        decode["largest_allocation"] = best.largest_allocation
+        read = shared["weight_bytes"] + shared["cache_bytes_read"]
+        decode["fraction_of_limit"] = read / bandwidth / (decode["ms_p50"] / 1e3)
+        yield shared | decode
+
+
+def _shared_fields(case: Case, settings: Settings, decoder: Decoder, bandwidth: float, unquiet: bool) -> Row:
+    """What both phases of every contestant have in common, in the order of the record."""
+    return {
+        "subject": case.subject,
+        "variant": case.variant,
+        "peer": None,
+        "setting": None,
+        "store": "full",
+        "codec": "plain",
+        "dtype": case.dtype,
+        "device": settings.device,
+        "threads": torch.get_num_threads(),
+        "batch": case.batch,
+        "context": case.context,
+        "phase": None,
+        "tokens_per_s": None,
+        "ms_p50": None,
+        "ms_p95": None,
+        "samples": None,
+        "cache_bytes": None,
+        "cache_bytes_read": ideal_bytes(decoder.cache_specs, batch=case.batch, context=case.context, dtype=case.dtype),
+        "weight_bytes": weight_bytes_read(decoder, case.batch),
+        "parameter_bytes": sum(parameter.nbytes for parameter in decoder.parameters()),
+        "read_bandwidth": bandwidth,
+        "fraction_of_limit": None,
+        "cpu_over_wall": None,
+        "unquiet": unquiet,
+        "largest_allocation": None,
+    }
+
+
+def _phase(phase: str, timings: Timings, tokens: int) -> Row:
+    """One phase's figures; `tokens` is what each sample took in or gave out, over the whole batch."""
+    median = quantile(timings.milliseconds, 0.5)
+    return {
+        "phase": phase,
+        "tokens_per_s": tokens / (median / 1e3),
+        "ms_p50": median,
+        "ms_p95": quantile(timings.milliseconds, 0.95),
+        "samples": timings.milliseconds,
+        "cpu_over_wall": timings.cpu_over_wall,
+    }
+
+
+def weight_bytes_read(decoder: Decoder, batch: int) -> int:
+    """Bytes of weights that a decode step reads: all but the embedding, of which it reads a row per sequence.
+
+    A head tied to the embedding is read whole, and counted once.
+    """
+    embedding = decoder.model.embed_tokens.weight
+    everything = sum(parameter.nbytes for parameter in decoder.parameters())
+    if decoder.config.tie_word_embeddings:
+        return everything
+    return everything - embedding.nbytes + batch * embedding[0].nbytes
+
+
+def _tables(rows: Sequence[Row], bandwidth: float) -> Iterator[Table]:
+    """One line per contestant, its prefill and its decode side by side; then tokens/s over the contexts."""
+    lines = [_line(prefill, decode, rows) for prefill, decode in zip(rows[::2], rows[1::2], strict=True)]
+    where = f"{rows[0]['device']}, {rows[0]['threads']} threads, memory read at {bandwidth / 1e9:.1f} GB/s"
+    yield folded(f"Speed on {where}", COLUMNS, lines, NOTE, same=SAME)
+    if len({row["context"] for row in rows}) > 1:
+        yield _over_contexts(lines)
+
+
+def _line(prefill: Row, decode: Row, rows: Sequence[Row]) -> Row:
+    ours = decode["peer"] == Ours.peer
+    rivals = [
+        row["tokens_per_s"]
+        for row in rows
+        if row["phase"] == "decode" and row["peer"] != Ours.peer and all(row[name] == decode[name] for name in SAME)
+    ]
+    return decode | {
+        "contestant": f"ours, {decode['setting']}" if ours else decode["peer"],
+        "by": f"ours, {decode['setting']}" if ours else f"{decode['peer']}, {decode['setting']}",
+        "ttft": prefill["ms_p50"],
+        "prompt_tokens_per_s": prefill["tokens_per_s"],
+        "ratio": decode["tokens_per_s"] / max(rivals) if rivals and ours else None,
+    }
+
+
+def _over_contexts(lines: Sequence[Row]) -> Table:
+    """Decode tokens/s, a line per contestant and a column per context."""
+    import pandas as pd
+
+    shown = [column for column in COLUMNS if column.field in SAME and column.field != "context"]
+    shown.append(Column("contestant", "by", right=False))
+    index = [column.field for column in shown]
+    wide = pd.DataFrame(lines).pivot_table(index=index, columns="context", values="tokens_per_s", sort=False)
+    shown += [Column(str(context), f"at {context:,}", figure) for context in sorted(wide.columns)]
+    records = [{str(name): value for name, value in line.items()} for line in wide.reset_index().to_dict("records")]
+    return folded("Decode tokens/s", shown, records, "", same=index)

@@ -1,0 +1,125 @@
+"""Sizes, worked by hand: what a formula says, what a store reserves and what is allocated are the same bytes."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from attn_variants.bench import memory as module
+from attn_variants.bench.cli import main
+
+LLAMA_3_8B = ["--batch", "8", "--context", "8192", "--kv-dtype", "bfloat16"]
+
+
+def rows(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> list[dict[str, Any]]:
+    assert main(["memory", *arguments, "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)["rows"]
+
+
+def test_every_variant_at_llama_3_8bs_sizes(capsys):
+    found = {row["variant"]: row for row in rows(capsys, LLAMA_3_8B)}
+    per_token_and_layer = {
+        "mha": 2 * 32 * 128,
+        "gqa": 2 * 8 * 128,
+        "mqa": 2 * 1 * 128,
+        "mla": 512 + 64,
+        "mla-expanded": 32 * (128 + 64 + 128),
+    }
+    assert found.keys() == per_token_and_layer.keys()
+    for variant, numbers in per_token_and_layer.items():
+        row = found[variant]
+        assert row["bytes_per_token"] == 32 * numbers * 2
+        assert row["bytes_formula"] == row["bytes_ideal"] == 32 * numbers * 2 * 8 * 8192
+        assert row["ratio_to_mha"] == numbers / (2 * 32 * 128)
+    assert found["gqa"]["bytes_formula"] == 8_589_934_592
+    assert found["mla"]["bytes_formula"] == 2_415_919_104
+
+
+def test_a_row_has_the_fields_that_readers_rely_on(capsys):
+    (row,) = rows(capsys, ["--variant", "mla", "--layers", "3", "--batch", "2", "--context", "5", "--kv-dtype", "fp32"])
+    assert row["entries"] == [
+        {"name": "latent", "heads": 1, "dim": 512, "dtype": "float32", "layers": 3},
+        {"name": "k_rope", "heads": 1, "dim": 64, "dtype": "float32", "layers": 3},
+    ]
+    expected = {
+        "subject": "mla",
+        "variant": "mla",
+        "layers": 3,
+        "batch": 2,
+        "context": 5,
+        "kv_dtype": "float32",
+        "store": "full",
+        "codec": "plain",
+        "policy": "allocated",
+        "tp": 1,
+        "bytes_per_token": 3 * 576 * 4,
+        "bytes_ideal": 3 * 576 * 4 * 5 * 2,
+        "bytes_formula": 3 * 576 * 4 * 5 * 2,
+        "bytes_allocated": None,
+        "allocated_on": None,
+    }
+    assert expected.items() <= row.items()
+
+
+def test_head_dim_is_what_was_asked_for_not_hidden_size_over_heads(capsys):
+    sizes = ["--hidden-size", "2560", "--heads", "32", "--kv-heads", "8", "--head-dim", "128", "--layers", "36"]
+    (row,) = rows(capsys, ["--variant", "gqa", *sizes])
+    assert row["bytes_per_token"] == 147_456
+
+
+def test_shapes_lists_each_stored_tensor_and_they_add_up(capsys):
+    sizes = ["--layers", "2", "--batch", "3", "--context", "7", "--head-dim", "10", "--heads", "6", "--kv-heads", "2"]
+    (row,) = rows(capsys, ["--variant", "gqa", "--shapes", *sizes])
+    wanted = {"shape": [3, 2, 7, 10], "dtype": "bfloat16", "bytes": 3 * 2 * 7 * 10 * 2}
+    assert row["tensors"] == [
+        {"name": f"layers.{layer}.{name}"} | wanted for layer in range(2) for name in ("k", "v")
+    ]
+    assert sum(tensor["bytes"] for tensor in row["tensors"]) == row["bytes_formula"]
+
+
+def test_shapes_are_shown_in_a_table_of_their_own(capsys):
+    assert main(["memory", "--variant", "mla", "--shapes", "--layers", "2", "--context", "9"]) == 0
+    printed = capsys.readouterr().out
+    assert "layers.1.kv" in printed
+    assert "1 x 1 x 9 x 576" in printed
+
+
+def test_a_window_bounds_what_is_read_but_not_what_a_full_store_reserves(capsys):
+    # Mistral 7B v0.1: 32 layers, 8 KV heads of 128, a window of 4096 everywhere.
+    (row,) = rows(capsys, ["--model", "mistral-7b-v0.1", "--context", "8192"])
+    assert row["bytes_ideal"] == 32 * 2 * 8 * 128 * 2 * 4096
+    assert row["bytes_formula"] == 32 * 2 * 8 * 128 * 2 * 8192
+    assert row["bytes_per_token"] == 0
+    assert row["windowed_layers"] == row["layers"] == 32
+
+
+def test_models_are_sized_from_their_own_config(capsys, tmp_path):
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"num_hidden_layers": 3, "head_dim": 32, "intermediate_size": 96, "vocab_size": 50}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = rows(capsys, ["--model", str(tmp_path), "--model", "deepseek-v3", "--batch", "2", "--context", "10"])
+    assert [row["subject"] for row in found] == [str(tmp_path), "deepseek-v3"]
+    assert [row["bytes_per_token"] for row in found] == [3 * 2 * 2 * 32 * 2, 61 * 576 * 2]
+    assert all(row["variant"] is None and row["ratio_to_mha"] is None for row in found)
+
+
+def test_allocate_makes_the_store_and_finds_the_formulas_bytes(capsys):
+    sizes = ["--layers", "2", "--batch", "2", "--context", "11", "--kv-dtype", "float16"]
+    for row in rows(capsys, ["--allocate", "--device", "cpu", *sizes]):
+        assert row["bytes_allocated"] == row["bytes_formula"]
+        assert row["allocated_on"] == "cpu"
+
+
+def test_above_one_gibibyte_the_store_is_made_on_the_meta_device_and_the_row_says_so(capsys):
+    # One row per 1024 bytes: 2^20 tokens are exactly 1 GiB, and one more token is above it.
+    sizes = ["--variant", "mqa", "--layers", "2", "--head-dim", "128", "--allocate", "--device", "cpu"]
+    (row,) = rows(capsys, [*sizes, "--context", str(2**20 + 1)])
+    assert row["allocated_on"] == "meta"
+    assert row["bytes_allocated"] == row["bytes_formula"] == 2**30 + 1024
+
+
+def test_a_store_that_differs_from_its_formula_fails_the_command(capsys, monkeypatch):
+    monkeypatch.setattr(module, "_allocated", lambda layers, row: row["bytes_formula"] + 1)
+    assert main(["memory", "--allocate", "--variant", "mqa", "--layers", "1", "--context", "4"]) == 1
+    assert "failed: mqa: allocated 2049 bytes, the formula says 2048" in capsys.readouterr().err

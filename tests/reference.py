@@ -1,0 +1,196 @@
+"""The tests' oracle: textbook attention and a small decoder in float64, written from the papers with loops.
+
+It shares no code with `attn_variants`: it reads a config's sizes and the parameters by their checkpoint names, and works
+out angles itself. One sequence at a time, no batch, no cache, no mask tensor: token t stands at position t.
+
+Sources: attention arXiv 1706.03762, GQA 2305.13245, MLA 2405.04434 section 2.1, RoPE 2104.09864, position
+interpolation 2306.15595, YaRN 2309.00071, RMSNorm 1910.07467, SwiGLU 2002.05202.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+
+import torch
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+
+
+def weights_of(module) -> Weights:
+    """The module's parameters in float64, by name."""
+    return {name: tensor.detach().double() for name, tensor in module.state_dict().items()}
+
+
+def part(weights: Weights, prefix: str) -> Weights:
+    """The parameters below a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+def sees(query, key, *, window=None, chunk=None, sinks=0) -> bool:
+    """May the query at one position read the key at another?"""
+    if key < 0 or key > query:
+        return False
+    if key < sinks:
+        return True
+    return (window is None or key > query - window) and (chunk is None or key // chunk == query // chunk)
+
+
+def attention(q, k, v, *, scale, sink=None, softcap=None, q_positions=None, kv_positions=None, **limits) -> Tensor:
+    """(H, T, V): every query's softmax over the keys it sees, one query and one head after another.
+
+    q (H, T, D), k (K, S, D), v (K, S, V); head h reads key head h // (H / K). sink: one more logit per head.
+    """
+    heads, tokens, _ = q.shape
+    q_positions = range(tokens) if q_positions is None else q_positions
+    kv_positions = range(k.shape[1]) if kv_positions is None else kv_positions
+    out = q.new_zeros(heads, tokens, v.shape[-1])
+    for head in range(heads):
+        group = head // (heads // len(k))
+        for t, position in enumerate(q_positions):
+            seen = [s for s, other in enumerate(kv_positions) if sees(position, other, **limits)]
+            scores = k[group, seen] @ q[head, t] * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            top = scores.max() if sink is None else torch.maximum(scores.max(), sink[head])
+            weights = torch.exp(scores - top)
+            total = weights.sum() + (0 if sink is None else torch.exp(sink[head] - top))
+            out[head, t] = weights @ v[group, seen] / total
+    return out
+
+
+def mscale(factor: float, mscale: float = 1.0) -> float:
+    """YaRN's temperature."""
+    return 1.0 if factor <= 1 else 1.0 + 0.1 * mscale * math.log(factor)
+
+
+def magnitude(rope) -> float:
+    """What YaRN multiplies the rotated vectors by."""
+    if rope.rope_type != "yarn":
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if not rope.mscale or not rope.mscale_all_dim:
+        return mscale(rope.factor)
+    return mscale(rope.factor, rope.mscale) / mscale(rope.factor, rope.mscale_all_dim)
+
+
+def frequencies(rope, dim: int) -> list[float]:
+    """Radians per position of each of dim / 2 pairs."""
+    plain = [rope.rope_theta ** (-2 * pair / dim) for pair in range(dim // 2)]
+    if rope.rope_type == "default":
+        return plain
+    if rope.rope_type == "linear":
+        return [frequency / rope.factor for frequency in plain]
+    if rope.rope_type == "llama3":
+        return [_llama3(rope, frequency) for frequency in plain]
+    assert rope.rope_type == "yarn"
+    return [_yarn(rope, frequency, pair, dim) for pair, frequency in enumerate(plain)]
+
+
+def _llama3(rope, frequency: float) -> float:
+    context, wavelength = rope.original_max_position_embeddings, 2 * math.pi / frequency
+    if wavelength < context / rope.high_freq_factor:
+        return frequency
+    if wavelength > context / rope.low_freq_factor:
+        return frequency / rope.factor
+    smooth = (context / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    return (1 - smooth) * frequency / rope.factor + smooth * frequency
+
+
+def _yarn(rope, frequency: float, pair: int, dim: int) -> float:
+    def pair_with(rotations: float) -> float:
+        # context * theta ** (-2 pair / dim) / (2 pi) = rotations, solved for the pair
+        return dim / 2 * math.log(rope.original_max_position_embeddings / (2 * math.pi * rotations), rope.rope_theta)
+
+    first, last = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    last += 0.001 if first == last else 0
+    share = min(max((pair - first) / (last - first), 0), 1)
+    return share * frequency / rope.factor + (1 - share) * frequency
+
+
+def rotated(x: Tensor, rope, positions=None) -> Tensor:
+    """x (heads, T, D): each pair of the turning part, as a complex number, times e^(i * position * frequency)."""
+    if rope is None:
+        return x
+    dim = int(x.shape[-1] * rope.partial_rotary_factor)
+    out = x.clone()
+    for t, position in enumerate(range(x.shape[1]) if positions is None else positions):
+        for pair, frequency in enumerate(frequencies(rope, dim)):
+            a, b = (2 * pair, 2 * pair + 1) if rope.interleaved else (pair, pair + dim // 2)
+            turned = torch.complex(x[:, t, a], x[:, t, b]) * cmath.rect(magnitude(rope), position * frequency)
+            out[:, t, a], out[:, t, b] = turned.real, turned.imag
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x over the root of its mean square, times the weight."""
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+
+
+def linear(x: Tensor, weights: Weights, name: str) -> Tensor:
+    """x W^T + b."""
+    return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0)
+
+
+def heads_of(x: Tensor, heads: int) -> Tensor:
+    """(T, heads * D) to (heads, T, D), head after head."""
+    width = x.shape[-1] // heads
+    return torch.stack([x[:, head * width : (head + 1) * width] for head in range(heads)])
+
+
+def gqa(weights: Weights, config, x: Tensor) -> Tensor:
+    """Grouped-query attention over one sequence x (T, hidden); multi-head and multi-query are its ends."""
+    q = heads_of(linear(x, weights, "q_proj"), config.num_attention_heads)
+    k = heads_of(linear(x, weights, "k_proj"), config.num_key_value_heads)
+    v = heads_of(linear(x, weights, "v_proj"), config.num_key_value_heads)
+    if config.qk_norm:
+        q = rms_norm(q, weights["q_norm.weight"], config.rms_norm_eps)
+        k = rms_norm(k, weights["k_norm.weight"], config.rms_norm_eps)
+    out = attention(rotated(q, config.rope), rotated(k, config.rope), v, scale=1 / math.sqrt(config.head_dim))
+    return linear(torch.cat(list(out), dim=-1), weights, "o_proj")
+
+
+def mla(weights: Weights, config, x: Tensor) -> Tensor:
+    """Multi-head latent attention over one sequence, every key and value expanded."""
+    heads, nope, rope = config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim
+    if config.q_lora_rank is None:
+        q = linear(x, weights, "q_proj")
+    else:
+        narrow = rms_norm(linear(x, weights, "q_a_proj"), weights["q_a_layernorm.weight"], config.rms_norm_eps)
+        q = linear(narrow, weights, "q_b_proj")
+    q = heads_of(q, heads)
+    q = torch.cat([q[..., :nope], rotated(q[..., nope:], config.rope)], dim=-1)
+    compressed = linear(x, weights, "kv_a_proj_with_mqa")
+    latent = rms_norm(
+        compressed[:, : config.kv_lora_rank], weights["kv_a_layernorm.weight"], config.rms_norm_eps
+    )
+    shared = rotated(compressed[None, :, config.kv_lora_rank :], config.rope)[0]
+    expanded = heads_of(linear(latent, weights, "kv_b_proj"), heads)
+    k = torch.stack([torch.cat([expanded[head, :, :nope], shared], dim=-1) for head in range(heads)])
+    scale = 1 / math.sqrt(nope + rope)
+    if config.rope.rope_type == "yarn" and config.rope.mscale_all_dim:
+        scale *= mscale(config.rope.factor, config.rope.mscale_all_dim) ** 2
+    out = attention(q, k, expanded[..., nope:], scale=scale)
+    return linear(torch.cat(list(out), dim=-1), weights, "o_proj")
+
+
+# The textbook of every variant in the registry: a new variant adds its own here.
+VARIANTS = {"mha": gqa, "mqa": gqa, "gqa": gqa, "mla": mla, "mla-expanded": mla}
+
+
+def decoder(variant: str, weights: Weights, config, ids) -> Tensor:
+    """Logits (T, vocab) of one sequence of ids."""
+    x = weights["model.embed_tokens.weight"][torch.as_tensor(ids)]
+    for index in range(config.num_hidden_layers):
+        layer = part(weights, f"model.layers.{index}.")
+        normed = rms_norm(x, layer["input_layernorm.weight"], config.rms_norm_eps)
+        x = x + VARIANTS[variant](part(layer, "self_attn."), config.attention, normed)
+        normed = rms_norm(x, layer["post_attention_layernorm.weight"], config.rms_norm_eps)
+        gate, up = linear(normed, layer, "mlp.gate_proj"), linear(normed, layer, "mlp.up_proj")
+        x = x + linear(gate / (1 + torch.exp(-gate)) * up, layer, "mlp.down_proj")
+    return linear(rms_norm(x, weights["model.norm.weight"], config.rms_norm_eps), weights, "lm_head")
