@@ -12,8 +12,8 @@ WORKERS ?= 2
 .DEFAULT_GOAL := test
 
 bench: $(VENV)/.made
-	"$(VENV)/bin/attn-bench" --format markdown --output reports/tour.md
-	"$(VENV)/bin/attn-bench" --format json --output reports/tour.json
+	mkdir -p reports
+	"$(VENV)/bin/attn-bench" --output reports/tour.md --output reports/tour.json
 
 test: lint types tests
 

@@ -6,6 +6,7 @@ Exit codes: 0, 1 a check failed, 2 usage or bad input, 130 interrupted.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -266,7 +267,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(command.main(args=words, prog_name="attn-bench", standalone_mode=False, obj=words) or 0)
     except typer.TyperException as error:
-        return _refuse(error.format_message(), ["attn-bench --help and attn-bench COMMAND --help list what there is"])
+        return _refuse(
+            _with_value(error.format_message(), words),
+            ["attn-bench --help and attn-bench COMMAND --help list what there is"],
+        )
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
         return _refuse(f"{name}{error.strerror or error}", getattr(error, "__notes__", []))
@@ -274,6 +278,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(error), getattr(error, "__notes__", []))
     except KeyboardInterrupt:
         return 130
+
+
+def _with_value(message: str, words: Sequence[str]) -> str:
+    """A usage message with the value it is about, which typer leaves out where a number does not parse."""
+    named = re.search(r"'(--[\w-]+)'", message)
+    for word, follower in zip(words, [*words[1:], ""], strict=True):
+        flag, joined, value = word.partition("=")
+        value = value if joined else follower
+        if named and flag == named[1] and value not in message:
+            return f"{message} (got {value!r})"
+    return message
 
 
 def _refuse(message: str, hints: Sequence[str]) -> int:

@@ -151,7 +151,7 @@ class Transformers:
         """A new dynamic cache, or the static one zeroed; prefill is by sdpa, which needs no T x T scores."""
         self._attention = "sdpa"
         if self._kind == "static" and self._cache.is_initialized:
-            self._cache.reset()  # type: ignore[no-untyped-call]
+            self._cache.reset()
         else:
             self._cache = self._empty()
 

@@ -60,7 +60,7 @@ def _generated(
     cache = KVCache(
         decoder.cache_specs,
         batch=1,
-        capacity=len(prompt) + max_new_tokens,
+        capacity=len(prompt) + max_new_tokens - 1,
         dtype=decoder.dtype,
         device=decoder.device,
     )

@@ -33,7 +33,7 @@ def transformers_twin(decoder: Decoder, *, dtype: str | None = None) -> PreTrain
     config = AutoConfig.for_model(**hf_config(decoder.config))
     chosen = decoder.dtype if dtype is None else torch_dtype(dtype)
     # transformers' factories carry no annotations.
-    twin: Any = AutoModelForCausalLM.from_config(config, dtype=chosen, attn_implementation="sdpa")  # type: ignore[no-untyped-call]
+    twin: Any = AutoModelForCausalLM.from_config(config, dtype=chosen, attn_implementation="sdpa")
     weights = {name: tensor.to(chosen) for name, tensor in decoder.state_dict().items()}
     twin.load_state_dict(weights, assign=True)
     model: PreTrainedModel = twin.requires_grad_(False).eval().to(decoder.device)

@@ -210,4 +210,4 @@ def _over_contexts(lines: Sequence[Row]) -> Table:
     wide = pd.DataFrame(lines).pivot_table(index=index, columns="context", values="tokens_per_s", sort=False)
     shown += [Column(str(context), f"at {context:,}", figure) for context in sorted(wide.columns)]
     records = [{str(name): value for name, value in line.items()} for line in wide.reset_index().to_dict("records")]
-    return folded("Decode tokens/s", shown, records, "", same=index)
+    return folded("Decode tokens/s", shown, records, "", same=index[:-1])

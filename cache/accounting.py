@@ -91,7 +91,7 @@ def assert_cache_shapes(cache: KVCache | Mapping[str, Any], specs: Sequence[Cach
         missing, surplus = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
         raise AssertionError(f"the cache lacks tensors {missing} and has {surplus} that the specs do not declare")
     for name, (shape, dtype) in wanted.items():
-        held = (tuple(tensors[name].shape), canonical_dtype(tensors[name].dtype))
+        held = (tuple(tensors[name].shape), str(tensors[name].dtype).removeprefix("torch."))
         if held != (shape, dtype):
             raise AssertionError(f"{name} is {held[0]} in {held[1]}, the specs declare {shape} in {dtype}")
 

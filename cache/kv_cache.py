@@ -81,7 +81,10 @@ class KVCache:
         """
         named = self._rows(rows)
         if len(named) != batch:
-            raise ValueError(f"the tokens have {batch} rows, the cache takes {len(named)}; name them with rows=")
+            raise ValueError(
+                f"the tokens have {batch} rows, the cache {len(named)}; make it with batch={batch}, "
+                f"or name its rows with rows="
+            )
         starts = [self._lengths[row] for row in named]
         placement = place(starts, tokens, counts=counts, mask=mask, device=self._device)
         for row, start, count in zip(named, starts, placement.counts, strict=True):

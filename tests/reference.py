@@ -1,7 +1,7 @@
 """The tests' oracle: textbook attention and a small decoder in float64, written from the papers with loops.
 
-It shares no code with `attn_variants`: it reads a config's sizes and the parameters by their checkpoint names, and works
-out angles itself. One sequence at a time, no batch, no cache, no mask tensor: token t stands at position t.
+It shares no code with `attn_variants`: it reads a config's sizes and the parameters by their checkpoint names, and
+works out angles itself. One sequence at a time, no batch, no cache, no mask tensor: token t stands at position t.
 
 Sources: attention arXiv 1706.03762, GQA 2305.13245, MLA 2405.04434 section 2.1, RoPE 2104.09864, position
 interpolation 2306.15595, YaRN 2309.00071, RMSNorm 1910.07467, SwiGLU 2002.05202.
@@ -166,9 +166,7 @@ def mla(weights: Weights, config, x: Tensor) -> Tensor:
     q = heads_of(q, heads)
     q = torch.cat([q[..., :nope], rotated(q[..., nope:], config.rope)], dim=-1)
     compressed = linear(x, weights, "kv_a_proj_with_mqa")
-    latent = rms_norm(
-        compressed[:, : config.kv_lora_rank], weights["kv_a_layernorm.weight"], config.rms_norm_eps
-    )
+    latent = rms_norm(compressed[:, : config.kv_lora_rank], weights["kv_a_layernorm.weight"], config.rms_norm_eps)
     shared = rotated(compressed[None, :, config.kv_lora_rank :], config.rope)[0]
     expanded = heads_of(linear(latent, weights, "kv_b_proj"), heads)
     k = torch.stack([torch.cat([expanded[head, :, :nope], shared], dim=-1) for head in range(heads)])

@@ -1,5 +1,7 @@
 """The seam, over views made by hand: every backend against the textbook."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -210,23 +212,38 @@ def test_a_mask_of_the_wrong_width_is_no_mask():
         assert view.plan.kv_positions.shape == (2, view.plan.limit)
 
 
-def test_a_backend_is_forced_within_its_block_and_no_longer():
+def test_a_backend_is_forced_within_its_block_and_no_longer(monkeypatch):
     ran = []
-    seam.BACKENDS["spy"] = (lambda request: True, lambda request: ran.append(request) or seam.reference(request))
-    try:
-        q, k, v = random(1, 6, 2, 8), random(1, 2, 2, 8), random(1, 2, 2, 8)
-        with pytest.raises(RuntimeError, match="stop"), backend("spy"):
-            attend(q, fresh_view(k, v), ("k", "v"), scale=1.0)
-            with backend(None):
-                attend(q, fresh_view(k, v), ("k", "v"), scale=1.0)
-            attend(q, fresh_view(k, v), ("k", "v"), scale=1.0)
-            raise RuntimeError("stop")
-        attend(q, fresh_view(k, v), ("k", "v"), scale=1.0)
-        assert len(ran) == 2
-    finally:
-        del seam.BACKENDS["spy"]
+
+    def spy(request):
+        ran.append(request)
+        return seam.reference(request)
+
+    def ask():
+        attend(random(1, 6, 2, 8), fresh_view(random(1, 2, 2, 8), random(1, 2, 2, 8)), ("k", "v"), scale=1.0)
+        return len(ran)
+
+    monkeypatch.setitem(seam.BACKENDS, "spy", (lambda request: True, spy))
+    with backend("spy"):
+        assert ask() == 1
+        with backend(None):
+            assert ask() == 1
+        with pytest.raises(ValueError, match="unknown backend"), backend("other"):
+            pass
+        assert ask() == 2
+    assert ask() == 2
+
+
+def test_a_backend_forced_in_vain_ends_with_its_block():
+    """An error within the block does not leave the backend forced."""
+    with contextlib.suppress(KeyError), backend("reference"):
+        raise KeyError
+    assert seam._forced is None
 
 
 def test_an_unknown_backend_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"unknown backend 'spda'; did you mean sdpa\? \(known: sdpa, reference\)"), backend("spda"):
+    with (
+        pytest.raises(ValueError, match=r"unknown backend 'spda'; did you mean sdpa\? \(known: sdpa, reference\)"),
+        backend("spda"),
+    ):
         pass

@@ -85,9 +85,21 @@ def test_sizes_of_a_geometry_are_positive_integers(value):
 @pytest.mark.parametrize(
     ("config", "fields", "message"),
     [
-        (GQAConfig, {"num_key_value_heads": 4}, r"num_attention_heads \(6\) must be a multiple of num_key_value_heads \(4\)"),
-        (GQAConfig, {"num_key_value_heads": 12}, r"num_attention_heads \(6\) must be a multiple of num_key_value_heads \(12\)"),
-        (GQAConfig, {"head_dim": None}, r"hidden_size \(32\) must be a multiple of num_attention_heads \(6\) when head_dim"),
+        (
+            GQAConfig,
+            {"num_key_value_heads": 4},
+            r"num_attention_heads \(6\) must be a multiple of num_key_value_heads \(4\)",
+        ),
+        (
+            GQAConfig,
+            {"num_key_value_heads": 12},
+            r"num_attention_heads \(6\) must be a multiple of num_key_value_heads \(12\)",
+        ),
+        (
+            GQAConfig,
+            {"head_dim": None},
+            r"hidden_size \(32\) must be a multiple of num_attention_heads \(6\) when head_dim",
+        ),
         (GQAConfig, {"head_dim": 7}, r"rope dim \(7.*must be even"),
         (GQAConfig, {"rope": RopeConfig(partial_rotary_factor=0.4)}, r"rope dim \(3.*must be even"),
         (MHAConfig, {}, r"multi-head.*num_attention_heads \(6\), got 2; use GQAConfig"),
@@ -125,7 +137,12 @@ def test_the_softmax_scale_of_latent_attention():
 
 def test_the_defaults_of_latent_attention_are_deepseeks():
     config = MLAConfig(7168, 128)
-    assert (config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim) == (512, 128, 64, 128)
+    assert (config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim) == (
+        512,
+        128,
+        64,
+        128,
+    )
     assert config.qk_head_dim == 192
     assert config.rope.interleaved
 
@@ -135,7 +152,12 @@ def test_a_geometry_changes_the_variant_and_nothing_else(name):
     geometry = Geometry(layers=3, hidden_size=36, heads=6, kv_heads=2, head_dim=8, intermediate_size=44, vocab_size=50)
     config = DecoderConfig.from_geometry(geometry, VARIANTS[name].config, tie_word_embeddings=True)
     assert type(config.attention) is VARIANTS[name].config
-    assert (config.hidden_size, config.num_hidden_layers, config.intermediate_size, config.vocab_size) == (36, 3, 44, 50)
+    assert (config.hidden_size, config.num_hidden_layers, config.intermediate_size, config.vocab_size) == (
+        36,
+        3,
+        44,
+        50,
+    )
     assert config.tie_word_embeddings
     assert config.cache_specs == (config.attention.cache_spec(),) * 3
 

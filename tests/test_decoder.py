@@ -32,7 +32,9 @@ def test_options_are_the_textbooks(changes):
     with torch.no_grad():
         logits = model(IDS)
     for row in range(2):
-        assert error(logits[row], reference.decoder("gqa", reference.weights_of(model), model.config, IDS[row])) < FLOAT64
+        assert (
+            error(logits[row], reference.decoder("gqa", reference.weights_of(model), model.config, IDS[row])) < FLOAT64
+        )
 
 
 def test_a_tied_head_is_the_embedding_itself():
@@ -74,7 +76,11 @@ def test_dtype_and_device_are_the_weights():
 @pytest.mark.parametrize(
     ("ids", "options", "message"),
     [
-        (torch.zeros(3, dtype=torch.long), {}, r"ids must be integers of shape \(B, T\), got torch.int64 of shape \(3,\)"),
+        (
+            torch.zeros(3, dtype=torch.long),
+            {},
+            r"ids must be integers of shape \(B, T\), got torch.int64 of shape \(3,\)",
+        ),
         (torch.zeros(2, 3), {}, r"ids must be integers of shape \(B, T\), got torch.float32 of shape \(2, 3\)"),
         (torch.zeros(2, 3, dtype=torch.bool), {}, r"ids must be integers of shape \(B, T\), got torch.bool"),
         (torch.zeros(2, 3, dtype=torch.int16), {}, r"ids must be integers of shape \(B, T\), got torch.int16"),

@@ -74,7 +74,9 @@ def test_what_is_cached_is_the_rotated_key_and_the_plain_value():
     assert not store.tensors["layers.0.k"][0, :, 5:].any()
 
 
-@pytest.mark.parametrize(("kv_heads", "kind"), [(6, MultiHeadAttention), (2, GroupedQueryAttention), (1, MultiQueryAttention)])
+@pytest.mark.parametrize(
+    ("kv_heads", "kind"), [(6, MultiHeadAttention), (2, GroupedQueryAttention), (1, MultiQueryAttention)]
+)
 def test_parameters_bear_the_checkpoints_names_and_shapes(kv_heads, kind):
     module = kind(replace(PLAIN, num_key_value_heads=kv_heads, attention_bias=True, output_bias=True, qk_norm=True))
     assert {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()} == {

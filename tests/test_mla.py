@@ -12,6 +12,7 @@ from attn_variants import (
     MLAConfig,
     MultiHeadLatentAttention,
     RopeConfig,
+    mla,
 )
 from attn_variants.attend import backend
 from attn_variants.cache import KVCache
@@ -23,7 +24,12 @@ PLAIN = MLAConfig(
     hidden_size=32, num_attention_heads=6, kv_lora_rank=20, qk_nope_head_dim=10, qk_rope_head_dim=4, v_head_dim=12
 )
 YARN = RopeConfig(
-    rope_type="yarn", factor=40.0, original_max_position_embeddings=64, mscale=0.707, mscale_all_dim=1.0, interleaved=True
+    rope_type="yarn",
+    factor=40.0,
+    original_max_position_embeddings=64,
+    mscale=0.707,
+    mscale_all_dim=1.0,
+    interleaved=True,
 )
 OPTIONS = {
     "full-rank queries": PLAIN,
@@ -136,7 +142,9 @@ def test_the_cache_holds_the_normed_latent_and_the_rotated_unnormed_rope_key_and
         compressed = reference.linear(x[row], weights, "kv_a_proj_with_mqa")
         latent = reference.rms_norm(compressed[:, :20], weights["kv_a_layernorm.weight"], 0.1)
         assert error(stored[row, 0, :, :20], latent) < FLOAT64
-        assert error(stored[row, 0, :, 20:], reference.rotated(compressed[None, :, 20:], module.config.rope)[0]) < FLOAT64
+        assert (
+            error(stored[row, 0, :, 20:], reference.rotated(compressed[None, :, 20:], module.config.rope)[0]) < FLOAT64
+        )
 
 
 def test_the_expanded_cache_holds_every_head_s_keys_and_values():
@@ -174,20 +182,18 @@ def test_parameters_bear_the_checkpoints_names_and_shapes(q_lora_rank):
 
 
 @paths
-def test_the_softmax_scale_is_that_of_nope_and_rope_together_in_both_orders(path):
-    """With keys of one number each the weights show the scale: sigmoid(scale * difference of scores)."""
-    config = MLAConfig(3, 1, kv_lora_rank=2, qk_nope_head_dim=6, qk_rope_head_dim=2, v_head_dim=1)
-    module = module_of(config, path)
-    seen = []
-    from attn_variants import mla
+def test_the_softmax_scale_is_that_of_nope_and_rope_together_in_both_orders(path, monkeypatch):
+    """8 ** -0.5, neither 6 ** -0.5 of the nope part nor 4 ** -0.5 of the latent row."""
+    scales, attend = [], mla.attend
 
-    before = mla.attend
-    try:
-        mla.attend = lambda *args, scale, **rest: seen.append(scale) or before(*args, scale=scale, **rest)
-        module(random(1, 2, 3))
-    finally:
-        mla.attend = before
-    assert seen == [pytest.approx(8**-0.5)]
+    def recorded(*arguments, scale, **options):
+        scales.append(scale)
+        return attend(*arguments, scale=scale, **options)
+
+    monkeypatch.setattr(mla, "attend", recorded)
+    config = MLAConfig(3, 1, kv_lora_rank=2, qk_nope_head_dim=6, qk_rope_head_dim=2, v_head_dim=1)
+    module_of(config, path)(random(1, 2, 3))
+    assert scales == [pytest.approx(8**-0.5)]
 
 
 @paths

@@ -24,7 +24,9 @@ def test_a_sink_takes_its_share_and_gives_nothing():
 
 def test_attention_is_torchs():
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((6, 5, 8), (2, 5, 8), (2, 5, 7)))
+    q, k, v = (
+        torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((6, 5, 8), (2, 5, 8), (2, 5, 7))
+    )
     out = reference.attention(q, k, v, scale=0.3)
     grouped = (tensor.repeat_interleave(3, 0)[None] for tensor in (k, v))
     theirs = torch.nn.functional.scaled_dot_product_attention(q[None], *grouped, is_causal=True, scale=0.3)[0]

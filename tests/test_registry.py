@@ -30,7 +30,9 @@ def test_a_variant_resolves_to_its_config_and_its_module(name):
 
 
 def test_an_unknown_variant_is_refused_with_the_nearest_and_with_all():
-    with pytest.raises(ValueError, match=r"unknown variant 'mlaa'; did you mean mla.*\(known: mha, gqa, mqa, mla, mla-exp"):
+    with pytest.raises(
+        ValueError, match=r"unknown variant 'mlaa'; did you mean mla.*\(known: mha, gqa, mqa, mla, mla-exp"
+    ):
         variant_named("mlaa")
     with pytest.raises(ValueError, match=r"unknown variant 'zzz' \(known: mha"):
         variant_named("zzz")

@@ -65,7 +65,9 @@ def test_cos_and_sin_are_the_textbooks(kind):
 
 @kinds
 def test_frequencies_are_transformers_to_the_bit(kind):
-    transformers = pytest.importorskip("transformers", reason="the tables of transformers are compared where it is installed")
+    transformers = pytest.importorskip(
+        "transformers", reason="the tables of transformers are compared where it is installed"
+    )
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config, names = KINDS[kind], {
@@ -109,7 +111,9 @@ def test_yarns_two_mscales():
 )
 def test_pairs_are_neighbours_or_half_a_head_apart(interleaved, turned):
     x = torch.tensor([[[[1.0, 2.0, 3.0, 4.0]]]])
-    assert rotate(x, step_at(1), RopeConfig(interleaved=interleaved)).flatten().tolist() == pytest.approx(turned, abs=1e-6)
+    assert rotate(x, step_at(1), RopeConfig(interleaved=interleaved)).flatten().tolist() == pytest.approx(
+        turned, abs=1e-6
+    )
 
 
 @kinds
@@ -142,7 +146,8 @@ def test_a_score_depends_on_the_distance_alone():
     for interleaved in (False, True):
         config = RopeConfig(interleaved=interleaved)
         scores = [
-            (rotate(q, step_at(m), config) * rotate(k, step_at(n), config)).sum() for m, n in ((9, 4), (105, 100), (5, 0))
+            (rotate(q, step_at(m), config) * rotate(k, step_at(n), config)).sum()
+            for m, n in ((9, 4), (105, 100), (5, 0))
         ]
         assert torch.allclose(torch.stack(scores), scores[0], atol=1e-5)
         assert abs(scores[0] - (rotate(q, step_at(4), config) * rotate(k, step_at(9), config)).sum()) > 1e-3
@@ -193,7 +198,9 @@ def test_casting_a_module_to_bfloat16_leaves_its_angles_alone():
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "su", "proportional", "mrope", "Default", ""])
 def test_an_unknown_kind_is_refused_by_name(name):
-    with pytest.raises(ValueError, match=rf"rope_type '{name}' is not supported; supported are default, linear, llama3, yarn"):
+    with pytest.raises(
+        ValueError, match=rf"rope_type '{name}' is not supported; supported are default, linear, llama3, yarn"
+    ):
         RopeConfig(rope_type=name)
 
 

@@ -21,7 +21,13 @@ LATENT = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 4, "v_
 DENSE = {"first_k_dense_replace": 99, "n_routed_experts": 2, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 1}
 
 THETA = {"rope_theta": 500.0}
-LLAMA3 = {**THETA, "factor": 8.0, "original_max_position_embeddings": 64, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = {
+    **THETA,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 YARN = {**THETA, "factor": 8.0, "original_max_position_embeddings": 32}
 ROPES = {
     "default": ("default", THETA),
@@ -151,6 +157,8 @@ def test_a_left_padded_batch_is_theirs_and_each_row_s_own(case):
         for row in range(2):
             said[row].append(int(tokens[row]))
         tokens = ours(tokens[:, None], store)[:, -1].argmax(-1)
-    for row, ids in enumerate(said):
-        alone = peer.generate(torch.tensor([ids[:-8]]), max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+    for ids in said:
+        alone = peer.generate(
+            torch.tensor([ids[:-8]]), max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
         assert alone[0].tolist() == ids

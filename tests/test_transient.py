@@ -82,7 +82,8 @@ def test_a_transient_gives_back_what_it_was_given():
 
 
 @pytest.mark.parametrize(
-    ("window", "chunk", "causal"), [(None, None, True), (3, None, True), (2, None, False), (None, 3, True), (None, 2, False)]
+    ("window", "chunk", "causal"),
+    [(None, None, True), (3, None, True), (2, None, False), (None, 3, True), (None, 2, False)],
 )
 def test_a_pass_is_plainly_causal_where_no_limit_bites(window, chunk, causal):
     spec = CacheSpec(records=SPEC.records, window=window, chunk=chunk)

@@ -5,7 +5,7 @@ import torch
 import torch._dynamo.testing
 from torch import nn
 
-from attn_variants import VARIANTS
+from attn_variants import VARIANTS, rope
 from attn_variants.attend import backend
 from attn_variants.cache import KVCache, assert_cache_shapes
 from tests import reference
@@ -124,7 +124,13 @@ def test_rows_of_different_length_are_each_row_alone(variant, static):
     model = decoder(variant)
     store = kv_cache(model, batch=3, static=static)
     said = [[], [], []]
-    for step in ([LONG[:5], [], LONG[:2]], [[1], [2, 3, 4], []], [[5], [6], [7]], [[], SHORT[:2], []], [[8] * 3, [9], []]):
+    for step in (
+        [LONG[:5], [], LONG[:2]],
+        [[1], [2, 3, 4], []],
+        [[5], [6], [7]],
+        [[], SHORT[:2], []],
+        [[8] * 3, [9], []],
+    ):
         logits = append(model, store, step)
         for row, tokens in enumerate(step):
             said[row] = said[row] + tokens
@@ -286,7 +292,7 @@ def test_attention_in_a_narrow_dtype_is_within_tolerance(variant, static, name, 
 @variants
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_a_narrow_decoder_decodes_like_itself_in_one_pass(variant, dtype):
-    """Against the reference a decoder adds its MLPs' rounding, which is not attention's: allowed twice the tolerance."""
+    """A decoder adds its MLPs' rounding, which is not attention's: it is allowed twice the tolerance."""
     model = decoder(variant, dtype)
     store = kv_cache(model, batch=1)
     logits = torch.cat([append(model, store, [LONG[at]])[0] for at in (slice(0, 6), slice(6, 9), slice(9, 10))])
@@ -384,15 +390,18 @@ def test_tokens_beyond_the_capacity_are_refused_before_anything_changes(variant,
 
 @variants
 def test_one_table_of_angles_turns_queries_and_keys_of_every_layer(variant, monkeypatch):
-    from attn_variants import rope
-
     asked, table = [], rope.rotary_table
-    monkeypatch.setattr(rope, "rotary_table", lambda config, dim, positions: (asked.append(positions), table(config, dim, positions))[1])
+
+    def recorded(config, dim, positions):
+        asked.append(positions.tolist())
+        return table(config, dim, positions)
+
+    monkeypatch.setattr(rope, "rotary_table", recorded)
     model = decoder(variant, layers=3)
     store = kv_cache(model)
     append(model, store, [LONG[:4], SHORT[:2]])
     append(model, store, [[5], [6]])
-    assert [positions.tolist() for positions in asked] == [[[0, 1, 2, 3], [0, 1, -1, -1]], [[4], [2]]]
+    assert asked == [[[0, 1, 2, 3], [0, 1, -1, -1]], [[4], [2]]]
 
 
 @variants
@@ -505,7 +514,9 @@ def test_a_module_takes_a_store_of_its_own_declaration_only(variant):
     for other in others:
         store = kv_cache(decoder(other))
         before = snapshot(store)
-        with pytest.raises(ValueError, match=r"the store holds .* the layer gives .*: make the KVCache from this decoder"):
+        with pytest.raises(
+            ValueError, match=r"the store holds .* the layer gives .*: make the KVCache from this decoder"
+        ):
             append(model, store, [LONG, LONG])
         assert same(before, snapshot(store))
     narrow = kv_cache(model, dtype="bfloat16")

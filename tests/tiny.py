@@ -1,4 +1,4 @@
-"""The tests' sizes, tiny and all different (equal ones hide transposed axes), and decoders of them with sharp weights."""
+"""The tests' sizes, tiny and all different (equal ones hide transposed axes), and decoders with sharp weights."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def kv_cache(model: Decoder, batch: int = 2, capacity: int = 16, **options) -> K
 
 @torch.no_grad()
 def append(model: Decoder, store: KVCache, sequences, rows=None) -> list[Tensor]:
-    """Logits of every sequence's tokens, appended to its row of the cache; sequences may differ in length or be empty."""
+    """Logits of every sequence's tokens, appended to its row; sequences may differ in length or be empty."""
     counts = [len(ids) for ids in sequences]
     ids = torch.full((len(counts), max(counts)), 7)
     for row, sequence in enumerate(sequences):

@@ -56,7 +56,9 @@ def multi_head(layers: int, hidden: int, heads: int, **more: Rule) -> dict[str, 
     return sizes(layers, hidden, heads, Computed(HEADS), Computed(SPLIT), **more)
 
 
-def latent(layers: int, hidden: int, heads: int, rank: int = 512, rope: int = 64, **more: Rule) -> dict[str, Rule]:
+def latent_sizes(
+    layers: int, hidden: int, heads: int, rank: int = 512, rope: int = 64, **more: Rule
+) -> dict[str, Rule]:
     """The fields of a decoder with multi-head latent attention, whose cache knows no heads."""
     return {
         "num_hidden_layers": layers,
@@ -121,15 +123,38 @@ class Layer:
         return replace(self, states=(*self.states, *states))
 
 
-K = Kept("k", "num_key_value_heads", "head_dim")
-V = Kept("v", "num_key_value_heads", "head_dim")
-FULL = Layer(((K,), (V,)))
-SLIDING = Layer(((K,), (V,)), window="sliding_window")
-CHUNKED = Layer(((K,), (V,)), chunk="attention_chunk_size")
+def grouped(
+    heads: str = "num_key_value_heads",
+    dim: str = "head_dim",
+    *,
+    v_dim: str | None = None,
+    window: str | None = None,
+    chunk: str | None = None,
+) -> Layer:
+    """Keys and values of `heads` heads, of one width unless values have their own."""
+    return Layer(((Kept("k", heads, dim),), (Kept("v", heads, v_dim or dim),)), window=window, chunk=chunk)
+
+
+FULL = grouped()
+SLIDING = grouped(window="sliding_window")
+CHUNKED = grouped(chunk="attention_chunk_size")
 NONE = Layer()
-LATENT = Layer(
-    ((Kept("latent", 1, "kv_lora_rank", sharded=False), Kept("k_rope", 1, "qk_rope_head_dim", sharded=False)),)
-)
+
+
+def latent_layer(
+    rank: str = "kv_lora_rank",
+    rope: str = "qk_rope_head_dim",
+    *,
+    rope_when: str | None = None,
+    index: Kept | None = None,
+    window: str | None = None,
+) -> Layer:
+    """MLA: the latent and the rotated key side by side, and where there is a sparse-attention indexer, its key."""
+    kv = (Kept("latent", 1, rank, sharded=False), Kept("k_rope", 1, rope, sharded=False, when=rope_when))
+    return Layer((kv,) if index is None else (kv, (index,)), window=window)
+
+
+LATENT = latent_layer()
 
 KINDS: Mapping[str, Layer] = {
     "full_attention": FULL,
@@ -152,7 +177,6 @@ BY_WINDOW = (
     "'chunked_attention' if attention_chunk_size is not None else 'full_attention'"
 )
 """Without layer types every layer slides when there is a window, and is chunked when there is a chunk."""
-LISTED = "layer_types[i]"
 
 
 @dataclass(frozen=True)
@@ -175,10 +199,12 @@ class Family:
     count:    how many layers there are.
     layer:    kind of layer `i` in a config without layer types.
     listed:   kind of layer `i` in a config with them.
+    trailing: whether listed layer types may go on past the last layer.
     kinds:    what a kind keeps, where that differs from `KINDS`.
     query_heads: H of layer `i`.
     shares:   the layer whose cache layer `i` reads instead of keeping one, or None.
     slots:    the layers that keep a cache, in order; a layer run twice per token comes twice.
+    once:     bytes that a cache keeps besides, whatever the batch.
     transformers: what that library's own cache keeps otherwise.
     """
 
@@ -187,7 +213,8 @@ class Family:
     requires: Mapping[str, str] = field(default_factory=dict)
     count: str = "num_hidden_layers"
     layer: str = BY_WINDOW
-    listed: str = LISTED
+    listed: str = "layer_types[i]"
+    trailing: bool = False
     kinds: Mapping[str, Layer] = field(default_factory=dict)
     query_heads: str = HEADS
     shares: str | None = None

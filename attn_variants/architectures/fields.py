@@ -44,6 +44,10 @@ class Fields(dict[str, Any]):
         value = self[name] = self._find(name)
         return value
 
+    def given(self, name: str) -> bool:
+        """Whether config.json gives the field a value."""
+        return self._values.get(name) is not None
+
     def spelled(self, name: str) -> str:
         """The field as config.json spells it."""
         return self.prefix + self._spelled.get(name, name)

@@ -9,6 +9,7 @@ and are never read from a config.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping
 from functools import cache
 from types import CodeType
@@ -27,9 +28,10 @@ def evaluate(formula: str, scope: Mapping[str, Any]) -> Any:
 
 
 def names(formula: str) -> tuple[str, ...]:
-    """The fields a formula reads, in order of appearance."""
-    nodes = (node for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Name))
-    return tuple(dict.fromkeys(node.id for node in nodes if node.id not in FUNCTIONS))
+    """The fields a formula reads."""
+    nodes = [node for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Name)]
+    bound = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+    return tuple(dict.fromkeys(node.id for node in nodes if node.id not in bound and node.id not in FUNCTIONS))
 
 
 class _ExactDivision(ast.NodeTransformer):
@@ -63,15 +65,21 @@ def _last(kind: str, kinds: list[str], stop: int) -> int:
     return found[-1]
 
 
+def _round_up(size: float, multiple: int) -> int:
+    """The next multiple at or above a size."""
+    return math.ceil(size / multiple) * multiple
+
+
 FUNCTIONS: dict[str, Any] = {
     "min": min,
     "max": max,
     "sum": sum,
     "len": len,
     "range": range,
+    "sorted": sorted,
     "list": list,
     "last": _last,
-    "round_up": lambda size, multiple: -(-size // multiple) * multiple,
+    "round_up": _round_up,
     "exact": _exact,
 }
 _GLOBALS: dict[str, Any] = {"__builtins__": {}, **FUNCTIONS}

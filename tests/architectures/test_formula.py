@@ -1,9 +1,11 @@
 """Formulas are the arithmetic of the family data: exact, and clear about what stands in the way."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from attn_variants.architectures.families import FAMILIES
-from attn_variants.architectures.family import KINDS, Computed, Default, Family, Layer
+from attn_variants.architectures.family import COMMON, HEADS, Computed, Default, Family
 from attn_variants.architectures.formula import evaluate, names
 
 
@@ -44,22 +46,33 @@ def test_the_names_of_a_formula_are_its_fields() -> None:
     assert set(names("max(heads, 7) if window is None else window")) == {"heads", "window"}
 
 
-def formulas(family: Family) -> list[str]:
-    """Every formula of a family."""
-    found = [family.layer, family.listed, family.query_heads, family.slots, *family.requires]
-    for rule in [*family.fields.values(), *family.transformers.values()]:
-        meanings = (rule.missing, rule.null) if isinstance(rule, Default) else (rule,)
-        found += [rule.formula] if isinstance(rule, Computed) else [text for text in meanings if isinstance(text, str)]
-    layers: list[Layer] = [*family.kinds.values(), *KINDS.values()]
-    for layer in layers:
-        sizes = [size for entry in layer.entries for size in (entry.heads, entry.dim, entry.when)]
-        found += [text for text in (*sizes, layer.window, layer.chunk) if isinstance(text, str)]
-    return found
+def formulas(family: Family) -> Iterator[str]:
+    """Every formula of a family, as the model and as transformers' cache have it."""
+    for read in (family, family.as_held()):
+        yield from (read.count, read.layer, read.listed, read.slots, *read.requires)
+        yield from [read.shares] if read.shares else []
+        yield from [read.query_heads] if HEADS in read.fields else []
+        for rule in read.fields.values():
+            if isinstance(rule, Computed):
+                yield rule.formula
+            else:
+                meanings = (rule.missing, rule.null) if isinstance(rule, Default) else (rule,)
+                yield from (text for text in meanings if isinstance(text, str))
+        for layer in read.kinds.values():
+            stride = layer.stride
+            entries = [entry for record in layer.records for entry in record]
+            entries += [*stride.pooled, *stride.pending, *stride.overlap] if stride else []
+            sizes = [size for entry in entries for size in (entry.heads, entry.dim, entry.when)]
+            sizes += [size for state in layer.states for size in (*state.shape, state.when)]
+            sizes += [layer.window, layer.chunk, stride.every if stride else None]
+            yield from (text for text in sizes if isinstance(text, str))
 
 
 @pytest.mark.parametrize("model_type", [name for name, family in FAMILIES.items() if isinstance(family, Family)])
 def test_every_formula_of_the_data_is_an_expression(model_type: str) -> None:
+    """And reads only fields that its family or every config has."""
     family = FAMILIES[model_type]
     assert isinstance(family, Family)
+    known = {*family.fields, *COMMON, "i", "layers", "kinds"}
     for formula in formulas(family):
-        names(formula)
+        assert set(names(formula)) <= known, formula

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from attn_variants.architectures import Architecture, architecture
+from attn_variants.architectures.strided import strided_entries
 
 SIZES = {"bfloat16": 2, "float32": 4, "int64": 8}
 DATA = Path(__file__).parents[1] / "data" / "transformers_cache_bytes.jsonl.gz"
@@ -32,13 +33,16 @@ def held(found: Architecture, *, tokens: int, batch: int, dtype: str) -> int:
         kept = tokens if limit is None else min(tokens, limit - 1)
         total += sum(kept * entry.numel * SIZES[entry.dtype or dtype] for entry in spec.entries)
         total += sum(state.numel * SIZES[state.dtype or dtype] for state in spec.states)
-    return batch * total
+        total += sum(
+            count * entry.numel * SIZES[entry.dtype or dtype] for entry, count in strided_entries(spec, tokens)
+        )
+    return batch * total + found.bytes_once
 
 
 @pytest.mark.parametrize("spelling", ["config", "sparse_config"])
 @pytest.mark.parametrize("model_type", BY_TYPE)
 def test_the_bytes_of_every_measured_cache(model_type: str, spelling: str) -> None:
-    """`config` is what save_pretrained writes; `sparse_config` holds only the fields that were set, as hub configs do."""
+    """`config` is what save_pretrained writes; `sparse_config` holds the fields that were set, as hub configs do."""
     for row in BY_TYPE[model_type]:
         found = architecture(row[spelling], held_by="transformers")
         for tokens, total in (

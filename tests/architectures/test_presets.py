@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from attn_variants.architectures import PRESETS, Architecture, architecture, decoder_config, preset
+from attn_variants.architectures.strided import strided_entries
+
+EMPTY = {"mlp", "moe"}
 
 
 def growth(found: Architecture) -> int:
@@ -49,6 +52,15 @@ def ideal(found: Architecture, context: int) -> int:
         ("deepseek-v2-lite", 31_104),
         ("deepseek-v3", 70_272),
         ("kimi-k2", 70_272),
+        ("deepseek-v3.2", 61 * (576 + 128) * 2),
+        ("glm-5", 78 * (576 + 128) * 2),
+        ("glm-5.2", (78 * 576 + 21 * 128) * 2),
+        ("kimi-k3", 24 * 576 * 2),
+        ("qwen3.5-27b", 2 * 16 * 4 * 256 * 2),
+        ("nemotron-3-nano-30b-a3b", 2 * 6 * 2 * 128 * 2),
+        ("gemma-3n-e4b", 2 * 4 * 2 * 256 * 2),
+        ("gemma-4-26b-a4b", 2 * 5 * 2 * 512 * 2),
+        ("longcat-flash", 2 * 28 * 576 * 2),
     ],
 )
 def test_what_a_token_costs_in_the_long_run(name: str, bytes_per_token: int) -> None:
@@ -72,7 +84,12 @@ def test_windows_and_chunks(name: str, layers: int, limit: int) -> None:
 
 
 def test_local_layers_come_first() -> None:
-    for name, first in (("gpt-oss-20b", "sf"), ("gemma-2-9b", "sf"), ("gemma-3-27b", "sssssf"), ("llama-4-scout", "cccf")):
+    for name, first in (
+        ("gpt-oss-20b", "sf"),
+        ("gemma-2-9b", "sf"),
+        ("gemma-3-27b", "sssssf"),
+        ("llama-4-scout", "cccf"),
+    ):
         kinds = "".join(kind[0] for kind in architecture(name).kinds)
         assert kinds.startswith(first), name
 
@@ -86,11 +103,46 @@ def test_bytes_at_a_context_are_those_of_full_layers_and_of_windows() -> None:
     assert ideal(architecture("gemma-3-1b"), 32_768) == 2 * 2 * 256 * (4 * 32_768 + 22 * 512)
 
 
+@pytest.mark.parametrize(
+    ("name", "layers", "numbers"),
+    [
+        # States of 96 heads of 128 by 128, and three tokens of three times 96 times 128 channels.
+        ("kimi-k3", 69, 96 * 128 * 128 + 3 * 3 * 96 * 128),
+        ("qwen3.5-27b", 48, 48 * 128 * 128 + 3 * (2 * 16 + 48) * 128),
+        ("nemotron-3-nano-30b-a3b", 23, 64 * 64 * 128 + 3 * (64 * 64 + 2 * 8 * 128)),
+    ],
+)
+def test_states_of_hybrids(name: str, layers: int, numbers: int) -> None:
+    found = [sum(state.numel for state in spec.states) for spec in architecture(name).layers if spec.states]
+    assert found == [numbers] * layers
+
+
+def test_the_states_of_kimi_k3_are_221_mebibytes_in_bfloat16() -> None:
+    numbers = sum(state.numel for spec in architecture("kimi-k3").layers for state in spec.states)
+    assert round(2 * numbers / 2**20, 2) == 221.55
+
+
+def test_deepseek_v4_pro_at_a_million_tokens() -> None:
+    """9.62 GiB in bfloat16 (arXiv 2606.19348): strides of all layers, windows of 128 and what is pending aside."""
+    found = architecture("deepseek-v4-pro")
+    pooled = sum(
+        count * entry.numel
+        for spec in found.layers
+        for entry, count in strided_entries(spec, 2**20)
+        if entry.name in ("compressed", "index_k")
+    )
+    assert round(2 * pooled / 2**30, 2) == 9.62
+
+
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_every_preset_is_read_and_names_its_source(name: str) -> None:
     found = architecture(name)
     assert len(found.layers) == len(found.kinds) == len(found.query_heads) >= found.num_hidden_layers
     assert any(spec.records for spec in found.layers)
+    assert all(
+        spec.records or spec.states or spec.shares is not None or kind in EMPTY
+        for spec, kind in zip(found.layers, found.kinds, strict=True)
+    )
     assert len(PRESETS[name].source) > 10
     assert name == name.lower()
 
@@ -108,7 +160,7 @@ def test_a_preset_is_handed_out_as_a_copy() -> None:
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="no preset is called 'lama-3.1-8b'; did you mean llama-3.1-8b"):
+    with pytest.raises(ValueError, match=r"no preset is called 'lama-3.1-8b'; did you mean llama-3.1-8b"):
         preset("lama-3.1-8b")
 
 

@@ -111,7 +111,14 @@ def test_without_a_model_type_a_sign_of_other_attention_is_refused(field: dict[s
 
 @pytest.mark.parametrize(
     ("model_type", "missing", "null"),
-    [("llama", 4, 4), ("mistral", 8, None), ("qwen2", 32, 4), ("gemma2", 4, None), ("ernie4_5", 2, 4), ("glm", 2, None)],
+    [
+        ("llama", 4, 4),
+        ("mistral", 8, None),
+        ("qwen2", 32, 4),
+        ("gemma2", 4, None),
+        ("ernie4_5", 2, 4),
+        ("glm", 2, None),
+    ],
 )
 def test_missing_key_value_heads_are_the_class_default_and_null_its_own_rule(
     model_type: str, missing: int, null: int | None
@@ -139,7 +146,7 @@ def test_a_head_dim_the_class_does_not_know_is_kept_by_some_and_ignored_by_other
 
 
 def test_a_head_dim_that_breaks_the_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="head_dim must be hidden_size / num_attention_heads .*head_dim = 20"):
+    with pytest.raises(ValueError, match=r"head_dim must be hidden_size / num_attention_heads .*head_dim = 20"):
         architecture({**TINY, "model_type": "olmoe", "head_dim": 20})
 
 
@@ -294,7 +301,7 @@ def test_an_unknown_model_type_is_refused_and_never_priced(model_type: Any) -> N
 
 
 def test_an_unknown_model_type_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="model_type 'qwen3mo' is not known; did you mean .*qwen3_moe"):
+    with pytest.raises(ValueError, match=r"model_type 'qwen3mo' is not known; did you mean .*qwen3_moe"):
         architecture({**TINY, "model_type": "qwen3mo"})
 
 
@@ -306,7 +313,7 @@ def test_an_unknown_kind_of_layer_is_refused() -> None:
 
 @pytest.mark.parametrize("kinds", ["full_attention", [1, 2, 3, 4], {"0": "full_attention"}])
 def test_layer_types_are_a_list_of_names(kinds: Any) -> None:
-    with pytest.raises(ValueError, match="layer_types .* must be a list of names"):
+    with pytest.raises(ValueError, match=r"layer_types .* must be a list of names"):
         architecture({**TINY, "model_type": "llama", "layer_types": kinds})
 
 

@@ -1,4 +1,4 @@
-"""The command: every mistake is one line and an exit code, nothing is half-written, and sizes cost no import of torch."""
+"""The command: a mistake is one line and an exit code, nothing is half-written, and sizes cost no import of torch."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=os.environ | environment, check=False
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=True
     )
 
 
@@ -46,13 +46,14 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ("memory --variant gqa --model llama-3.1-8b", ["--variant", "--model", "exclude each other"]),
         ("memory --layers 2 --model llama-3.1-8b", ["--layers", "--model", "exclude each other"]),
         ("memory --heads 6 --kv-heads 4", ["(6)", "multiple", "(4)"]),
-        ("memory --heads 0", ["heads (0)", "positive"]),
-        ("memory --kv-lora-rank -3", ["kv_lora_rank (-3)", "positive"]),
+        ("memory --heads 0", ["heads (0)", "at least 1"]),
+        ("memory --kv-lora-rank -3", ["kv_lora_rank (-3)", "at least 1"]),
         ("memory --qk-rope-head-dim 5", ["rope dim (5", "even"]),
         ("memory --head-dim 7", ["rope dim (7", "even"]),
         ("memory --batch 0", ["--batch (0)", "at least 1"]),
         ("memory --context -1", ["--context (-1)", "at least 1"]),
-        ("memory --batch two", ["--batch", "integer"]),
+        ("memory --batch two", ["--batch", "'two'", "integer"]),
+        ("memory --layers=1.5", ["--layers", "'1.5'", "integer"]),
         ("memory --threads 0", ["--threads (0)", "at least 1"]),
         ("memory --format yaml", ["--format", "yaml", "markdown"]),
         ("memory --variant ,", ["--variant", "','", "nothing"]),
@@ -81,7 +82,10 @@ def test_a_mistake_is_one_line_that_names_the_value_and_what_would_be_right(
     assert all(part in message for part in parts), message
 
 
-@pytest.mark.parametrize("command", ["memory --allocate", "memory", "parity", "throughput", "generate --model x --prompt y", ""])
+COMMANDS = ["", "memory", "memory --allocate", "parity", "throughput", "generate --model x --prompt y"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_cuda_is_refused_where_there_is_none(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
@@ -188,7 +192,12 @@ print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 
 
 def test_help_needs_no_torch() -> None:
-    code = "import sys; from attn_variants.bench.cli import main; main(['throughput', '--help']); print('torch' in sys.modules)"
+    code = """
+import sys
+from attn_variants.bench.cli import main
+main(["throughput", "--help"])
+print("torch" in sys.modules)
+"""
     assert python(code).stdout.splitlines()[-1] == "False"
 
 

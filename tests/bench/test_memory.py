@@ -72,9 +72,7 @@ def test_shapes_lists_each_stored_tensor_and_they_add_up(capsys):
     sizes = ["--layers", "2", "--batch", "3", "--context", "7", "--head-dim", "10", "--heads", "6", "--kv-heads", "2"]
     (row,) = rows(capsys, ["--variant", "gqa", "--shapes", *sizes])
     wanted = {"shape": [3, 2, 7, 10], "dtype": "bfloat16", "bytes": 3 * 2 * 7 * 10 * 2}
-    assert row["tensors"] == [
-        {"name": f"layers.{layer}.{name}"} | wanted for layer in range(2) for name in ("k", "v")
-    ]
+    assert row["tensors"] == [{"name": f"layers.{layer}.{name}"} | wanted for layer in range(2) for name in ("k", "v")]
     assert sum(tensor["bytes"] for tensor in row["tensors"]) == row["bytes_formula"]
 
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests import reference as textbook
-from tests import tiny
 
 from attn_variants import VARIANTS
 from attn_variants.bench import parity
@@ -16,6 +14,8 @@ from attn_variants.bench.parity import parity_report
 from attn_variants.bench.reference import reference_logits
 from attn_variants.cache.store import Store
 from attn_variants.norm import RMSNorm
+from tests import reference as textbook
+from tests import tiny
 
 CHECKS = {"uncached", "cached", "chunked", "ragged", "padded", "rewound", "negative-control"}
 GEOMETRY = tiny.GEOMETRY

@@ -189,9 +189,18 @@ def test_a_cache_of_the_declared_shapes_passes():
         ({"batch": 2}, "layers.0.k is (2, 2, 7, 8) in bfloat16, the specs declare (3, 2, 7, 8) in bfloat16"),
         ({"capacity": 8}, "layers.0.k is (3, 2, 8, 8) in bfloat16, the specs declare (3, 2, 7, 8) in bfloat16"),
         ({"dtype": "float32"}, "layers.0.k is (3, 2, 7, 8) in float32, the specs declare (3, 2, 7, 8) in bfloat16"),
-        ({"specs": decoder("mha").cache_specs}, "layers.0.k is (3, 6, 7, 8) in bfloat16, the specs declare (3, 2, 7, 8) in"),
-        ({"specs": decoder("mla").cache_specs}, "the cache lacks tensors ['layers.0.k', 'layers.0.v', 'layers.1.k', 'layers"),
-        ({"specs": decoder("gqa", layers=1).cache_specs}, "the cache lacks tensors ['layers.1.k', 'layers.1.v'] and has []"),
+        (
+            {"specs": decoder("mha").cache_specs},
+            "layers.0.k is (3, 6, 7, 8) in bfloat16, the specs declare (3, 2, 7, 8) in",
+        ),
+        (
+            {"specs": decoder("mla").cache_specs},
+            "the cache lacks tensors ['layers.0.k', 'layers.0.v', 'layers.1.k', 'layers",
+        ),
+        (
+            {"specs": decoder("gqa", layers=1).cache_specs},
+            "the cache lacks tensors ['layers.1.k', 'layers.1.v'] and has []",
+        ),
         ({"specs": decoder("gqa", layers=3).cache_specs}, "lacks tensors [] and has ['layers.2.k', 'layers.2.v']"),
     ],
 )
@@ -207,10 +216,14 @@ def test_a_cache_of_one_s_own_is_asserted_by_its_tensors():
     specs = (CacheSpec(records=(Record.of(Entry("latent", 1, 24)),)),)
     mine = {"layers.0.latent": torch.zeros(2, 1, 5, 24)}
     assert_cache_shapes(mine, specs, batch=2, capacity=5, dtype="float32")
-    with pytest.raises(AssertionError, match=r"layers.0.latent is \(2, 1, 5, 24\) in float32, the specs declare .* bfloat16"):
+    with pytest.raises(
+        AssertionError, match=r"layers.0.latent is \(2, 1, 5, 24\) in float32, the specs declare .* bfloat16"
+    ):
         assert_cache_shapes(mine, specs, batch=2, capacity=5)
     mine["layers.0.latent"] = torch.zeros(2, 6, 5, 24)
-    with pytest.raises(AssertionError, match=r"is \(2, 6, 5, 24\) in float32, the specs declare \(2, 1, 5, 24\) in float32"):
+    with pytest.raises(
+        AssertionError, match=r"is \(2, 6, 5, 24\) in float32, the specs declare \(2, 1, 5, 24\) in float32"
+    ):
         assert_cache_shapes(mine, specs, batch=2, capacity=5, dtype="float32")
     mine["layers.0.latent"] = torch.zeros(2, 1, 5, 24, dtype=torch.bool)
     with pytest.raises(AssertionError, match="in bool, the specs declare"):

@@ -113,7 +113,9 @@ def test_a_step_made_before_the_rows_changed_is_stale(change):
 def test_a_row_is_filled_to_the_last_slot_and_no_further():
     cache = holding([7, 6, 0])
     before = snapshot(cache)
-    with pytest.raises(ValueError, match=r"row 0 holds 7 tokens and 1 more make 8, beyond the cache's capacity of 7: make"):
+    with pytest.raises(
+        ValueError, match=r"row 0 holds 7 tokens and 1 more make 8, beyond the cache's capacity of 7: make"
+    ):
         cache.step(3, 1)
     with pytest.raises(ValueError, match=r"row 1 holds 6 tokens and 2 more make 8"):
         cache.step(3, 2, counts=[0, 2, 2])
@@ -143,7 +145,14 @@ def test_padding_writes_nothing_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("drop", "left"), [(0, [2, 1, 5]), (1, [1, 0, 4]), ([0, 0, 5], [2, 1, 0]), ([2, 1, 3], [0, 0, 2]), (torch.tensor([1, 0, 2]), [1, 1, 3])]
+    ("drop", "left"),
+    [
+        (0, [2, 1, 5]),
+        (1, [1, 0, 4]),
+        ([0, 0, 5], [2, 1, 0]),
+        ([2, 1, 3], [0, 0, 2]),
+        (torch.tensor([1, 0, 2]), [1, 1, 3]),
+    ],
 )
 def test_rewind_drops_the_newest_tokens(drop, left):
     cache = holding([2, 1, 5])

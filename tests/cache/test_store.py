@@ -158,11 +158,17 @@ def test_every_kind_of_layer_attends_over_what_it_may_see(limits, static, name):
     [
         ({"v": None}, r"the store holds entries k, v, the layer gives k: make the KVCache from this decoder"),
         ({"w": torch.zeros(2, 2, 3, 8)}, r"the store holds entries k, v, the layer gives k, v, w"),
-        ({"k": torch.zeros(2, 2, 3, 9)}, r"holds k as \(B, heads, T, dim\) \(2, 2, 3, 8\), the layer gives \(2, 2, 3, 9\)"),
+        (
+            {"k": torch.zeros(2, 2, 3, 9)},
+            r"holds k as \(B, heads, T, dim\) \(2, 2, 3, 8\), the layer gives \(2, 2, 3, 9\)",
+        ),
         ({"k": torch.zeros(2, 1, 3, 8)}, r"\(2, 2, 3, 8\), the layer gives \(2, 1, 3, 8\)"),
         ({"v": torch.zeros(2, 2, 4, 12)}, r"holds v .* \(2, 2, 3, 12\), the layer gives \(2, 2, 4, 12\)"),
         ({"v": torch.zeros(1, 2, 3, 12)}, r"\(2, 2, 3, 12\), the layer gives \(1, 2, 3, 12\)"),
-        ({"v": torch.zeros(2, 2, 3, 12)}, r"holds v in float64, the layer gives float32: make the KVCache with dtype=torch.fl"),
+        (
+            {"v": torch.zeros(2, 2, 3, 12)},
+            r"holds v in float64, the layer gives float32: make the KVCache with dtype=torch.fl",
+        ),
     ],
 )
 def test_entries_other_than_declared_are_refused_before_any_is_written(change, message):

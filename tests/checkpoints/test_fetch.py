@@ -3,9 +3,11 @@
 import hashlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 from huggingface_hub.utils import filter_repo_objects
@@ -172,8 +174,32 @@ def test_the_cache_is_the_users_unless_named(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path
 
 
-def test_a_folder_is_taken_before_a_fetched_name(tmp_path):
+def test_a_folder_is_taken_before_a_fetched_name(tmp_path, monkeypatch):
     assert model_folder(tmp_path) == tmp_path
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    hub_gives(monkeypatch, AssertionError("the Hub must not be asked"))
+    monkeypatch.chdir(tmp_path)
+    assert model_folder("owner/name") == Path("owner/name")
+
+
+def test_a_hub_id_that_was_fetched_is_found_without_a_network(tmp_path, monkeypatch):
+    asked = hub_gives(monkeypatch, tmp_path)
+    assert model_folder("owner/name") == tmp_path
+    assert asked["local_files_only"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("smollm2-135m", "smollm2-135m is not here yet; bring it with `attn-bench fetch smollm2-135m`"),
+        ("owner/name", "owner/name is not here yet; bring it with `attn-bench fetch owner/name`"),
+        ("./nowhere/at/all", "./nowhere/at/all: no such folder; give a Hugging Face folder"),
+    ],
+)
+def test_a_model_that_is_not_here_is_refused_with_the_remedy(cache, monkeypatch, name, message):
+    hub_gives(monkeypatch, FileNotFoundError("no snapshot"))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        model_folder(name)
 
 
 def hub_gives(monkeypatch, result):

@@ -283,3 +283,11 @@ def test_a_folder_without_config_or_at_all_is_refused(save, tmp_path):
         Decoder.from_pretrained(folder)
     with pytest.raises(ValueError, match="is no folder"):
         Decoder.from_pretrained(tmp_path / "nowhere")
+
+
+@pytest.mark.cuda
+def test_weights_can_go_straight_to_the_gpu(save):
+    model, folder = save("llama")
+    decoder = Decoder.from_pretrained(folder, device="cuda")
+    assert decoder.device.type == "cuda"
+    assert error(decoder(IDS.cuda()).cpu(), model(IDS).logits) < 1e-5

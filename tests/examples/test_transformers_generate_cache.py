@@ -91,6 +91,15 @@ def test_beams_without_a_row_each_are_refused(script: ModuleType) -> None:
         model.generate(script.REPETITIVE, cache=adapted(script, model, 1, 12), num_beams=3, max_new_tokens=2)
 
 
+def test_memory_that_transformers_would_misread_is_refused(script: ModuleType) -> None:
+    specs = script.cache_specs(script.tiny_models()["llama"].config)
+    ragged = KVCache(specs, batch=2, capacity=4)
+    ragged.advance(ragged.step(2, 3, counts=[3, 1]))
+    for memory in (ragged, KVCache(specs, batch=2, capacity=4, static=True)):
+        with pytest.raises(ValueError, match=r"static=False and rows of one length, got .*(static=True|\[3, 1\])"):
+            script.TransformersKVCache(memory)
+
+
 def test_a_model_of_fewer_layers_is_refused(script: ModuleType) -> None:
     model = script.tiny_models()["llama"]
     specs = [*script.cache_specs(model.config)] * 2

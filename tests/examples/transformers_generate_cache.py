@@ -55,6 +55,14 @@ class TransformersKVCache(Cache):
             if len(spec.entries) != 2:
                 names = ", ".join(entry.name for entry in spec.entries)
                 raise ValueError(f"transformers hands over two tensors per layer, the KVCache's layers hold {names}")
+        # transformers attends over every column it is given, in order: slots not yet written, or in another order,
+        # would be attended without an error.
+        lengths = kv_cache.lengths.tolist()
+        if kv_cache.store != "full" or kv_cache.static or len(set(lengths)) > 1:
+            raise ValueError(
+                f"transformers needs a KVCache with store='full', static=False and rows of one length, got "
+                f"store={kv_cache.store!r}, static={kv_cache.static}, lengths {lengths}"
+            )
         self.kv_cache = kv_cache
         self.step: Step | None = None
         super().__init__(layers=[TransformersKVLayer(self, index) for index in range(len(kv_cache.specs))])

@@ -10,16 +10,29 @@ from collections.abc import Mapping
 
 from attn_variants.architectures.family import Family, Nested
 
-from . import classic, latent, nested, other, plain, states, windowed
+from . import classic, convolutional, latent, linear, nested, plain, shared, sparse, state_spaces, windowed
 
 FAMILIES: Mapping[str, Family | Nested] = {
     **plain.FAMILIES,
     **windowed.FAMILIES,
     **latent.FAMILIES,
-    **states.FAMILIES,
-    **other.FAMILIES,
+    **state_spaces.FAMILIES,
+    **linear.FAMILIES,
+    **convolutional.FAMILIES,
+    **sparse.FAMILIES,
+    **shared.FAMILIES,
     **classic.FAMILIES,
     **nested.FAMILIES,
 }
 
 UNNAMED, UNEXPLAINED = plain.UNNAMED, plain.UNEXPLAINED
+
+UNREAD: Mapping[str, str] = {
+    "blt": "its patches have no fixed number of tokens",
+    "gemma4_assistant": "it drafts from the cache of another model and keeps none",
+    "gemma4_unified_assistant": "it drafts from the cache of another model and keeps none",
+    "reformer": "its hash buckets have no fixed size",
+    "unlimited_ocr": "what it keeps depends on where the prompt ends",
+    "unlimited_ocr_text": "what it keeps depends on where the prompt ends",
+}
+"""Model types whose cache no entry describes, and why."""

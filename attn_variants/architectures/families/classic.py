@@ -13,8 +13,11 @@ from attn_variants.architectures.family import (
     Default,
     Family,
     Held,
+    Kept,
+    KeptState,
     Layer,
     Nested,
+    grouped,
     multi_head,
     sizes,
 )
@@ -111,7 +114,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
         aliases={"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"},
         layer="'sliding_attention' if sum([names * times for names, times in "
         "attention_types or [[['global', 'local'], 12]]], [])[i] == 'local' else 'full_attention'",
-        kinds={"sliding_attention": Layer(FULL.records, window="window_size")},
+        kinds={"sliding_attention": grouped(window="window_size")},
         transformers=Held(layer="'full_attention'"),
     ),
     "gpt_neox": Family(multi_head(44, 6144, 64)),
@@ -158,4 +161,32 @@ FAMILIES: Mapping[str, Family | Nested] = {
     "xlm-roberta": Family(multi_head(12, 768, 12)),
     "xlm-roberta-xl": Family(multi_head(36, 2560, 32)),
     "xmod": Family(multi_head(12, 768, 12)),
+    "cpmant": Family(
+        {
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "dim_head": 128,
+            "prompt_length": 32,
+            "num_key_value_heads": Computed(HEADS),
+            "head_dim": Computed("dim_head"),
+        },
+        layer="'prompted_attention'",
+        kinds={
+            "prompted_attention": FULL.with_states(
+                KeptState("prompt_k", ("prompt_length", HEADS, "dim_head")),
+                KeptState("prompt_v", ("prompt_length", HEADS, "dim_head")),
+            )
+        },
+    ),
+    "xlm": Family(
+        multi_head(12, 2048, 16),
+        aliases={"n_layers": "num_hidden_layers", "emb_dim": "hidden_size", "n_heads": "num_attention_heads"},
+    ),
+    "xlnet": Family(
+        {"n_layer": 24, "d_model": 1024, "mem_len": 512, "num_hidden_layers": Computed("n_layer")},
+        # It remembers hidden states, from which every pass makes keys and values anew.
+        layer="'memory'",
+        kinds={"memory": Layer(((Kept("hidden", 1, "d_model", sharded=False),),), window="mem_len + 1")},
+        query_heads="1",
+    ),
 }

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attn_variants.architectures.family import (
-    FULL,
     HEADS,
+    SPLIT,
     Computed,
     Default,
     Family,
-    Kept,
-    Layer,
     Nested,
     Rule,
+    grouped,
     multi_head,
     sizes,
 )
@@ -29,7 +28,7 @@ SWITCHED_LATE = (
 )
 """Qwen's rule: the layers from `max_window_layers` on slide, if the switch is on."""
 SWITCHED_WINDOW = {
-    "sliding_attention": Layer(FULL.records, window="sliding_window if use_sliding_window else None"),
+    "sliding_attention": grouped(window="sliding_window if use_sliding_window else None"),
 }
 
 
@@ -97,9 +96,8 @@ FAMILIES: Mapping[str, Family | Nested] = {
         ),
         layer=FULL_EVERY_PATTERN,
         kinds={
-            "sliding_attention": Layer(
-                FULL.records,
-                window="sliding_window // 2 + 1 if use_bidirectional_attention else sliding_window",
+            "sliding_attention": grouped(
+                window="sliding_window // 2 + 1 if use_bidirectional_attention else sliding_window"
             )
         },
     ),
@@ -137,17 +135,10 @@ FAMILIES: Mapping[str, Family | Nested] = {
         sizes(48, 4096, 64, kv=4, head_dim=192, v_head_dim=128, sliding_window=129, sliding_window_size=Default(None)),
         layer="'full_attention' if i == 0 or (i + 1) % 6 == 0 else 'sliding_attention'",
         kinds={
-            "full_attention": Layer(
-                (
-                    (Kept("k", "num_key_value_heads", "head_dim"),),
-                    (Kept("v", "num_key_value_heads", "v_head_dim"),),
-                )
-            ),
-            "sliding_attention": Layer(
-                (
-                    (Kept("k", "2 * num_key_value_heads", "head_dim"),),
-                    (Kept("v", "2 * num_key_value_heads", "v_head_dim"),),
-                ),
+            "full_attention": grouped(v_dim="v_head_dim"),
+            "sliding_attention": grouped(
+                "2 * num_key_value_heads",
+                v_dim="v_head_dim",
                 window="sliding_window if sliding_window_size is None else sliding_window_size + 1",
             ),
         },
@@ -156,7 +147,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
     "modernbert-decoder": Family(
         multi_head(22, 768, 12, local_attention=128, global_attn_every_n_layers=3),
         layer="'sliding_attention' if i % global_attn_every_n_layers else 'full_attention'",
-        kinds={"sliding_attention": Layer(FULL.records, window="local_attention // 2")},
+        kinds={"sliding_attention": grouped(window="local_attention // 2")},
     ),
     "olmo3": Family(
         sizes(32, 4096, 32, sliding_window=Default(4096)),
@@ -178,7 +169,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
             8192,
             64,
             kv=Default(8, HEADS),
-            head_dim=Computed("hidden_size / num_attention_heads"),
+            head_dim=Computed(SPLIT),
             **_switched(4096, 80),
         ),
         layer=SWITCHED_LATE,
@@ -196,7 +187,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
             8192,
             64,
             kv=Default(8, HEADS),
-            head_dim=Computed("hidden_size / num_attention_heads"),
+            head_dim=Computed(SPLIT),
             **_switched(4096, 80),
         ),
         layer=SWITCHED_LATE,
@@ -223,4 +214,32 @@ FAMILIES: Mapping[str, Family | Nested] = {
         kinds=SWITCHED_WINDOW,
     ),
     "vaultgemma": Family(sizes(26, 2304, 8, kv=4, head_dim=256, sliding_window=Default(4096)), layer=FULL_EVERY_SECOND),
+    "muse_spark_text": Family(
+        sizes(62, 8192, 128, kv=16, head_dim=64, sliding_window=2048),
+        layer="'full_attention' if (num_hidden_layers - 1 - i) % 4 == 0 else 'sliding_attention'",
+    ),
+    "muse_glimmer_text": Family(
+        sizes(52, 6656, 32, kv=2, head_dim=128, sliding_window=2048),
+        layer="'full_attention' if (num_hidden_layers - 1 - i) % 4 == 0 else 'sliding_attention'",
+    ),
+    "step3p5": Family(
+        sizes(
+            45,
+            4096,
+            64,
+            kv=8,
+            head_dim=128,
+            sliding_window=Default(None),
+            num_sliding_attention_heads=Default(None),
+        ),
+        aliases={
+            "num_attention_groups": "num_key_value_heads",
+            "attention_other_setting.num_attention_heads": "num_sliding_attention_heads",
+        },
+        layer=ALL_FULL,
+        # The list may go on with layers of multi-token prediction.
+        trailing=True,
+        query_heads="num_sliding_attention_heads if kinds[i] == 'sliding_attention' and "
+        "num_sliding_attention_heads is not None else num_attention_heads",
+    ),
 }

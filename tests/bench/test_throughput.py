@@ -1,0 +1,247 @@
+"""Speeds are recorded with all that is needed to recompute them. No test looks at how fast anything was."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attn_variants import VARIANTS, Decoder
+from attn_variants.bench import contest as contest_module
+from attn_variants.bench import throughput as module
+from attn_variants.bench.case import PRESET_GEOMETRIES, decoder_config, random_decoder
+from attn_variants.bench.cli import main
+from attn_variants.bench.contest import Case, Settings
+from attn_variants.bench.contestants import Compiled, Ours, Transformers
+from attn_variants.bench.measure import Quiet, Timings, largest_allocation, quantile
+from attn_variants.bench.peers import transformers_twin
+from attn_variants.bench.throughput import throughput_report, weight_bytes_read
+from tests import tiny
+
+GEOMETRY = replace(tiny.GEOMETRY, hidden_size=48)
+SIZES = [
+    word
+    for name in ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "intermediate_size", "vocab_size")
+    for word in (f"--{name.replace('_', '-')}", str(getattr(GEOMETRY, name)))
+]
+FIELDS = {
+    *("subject", "variant", "peer", "store", "codec", "dtype", "device", "threads", "batch", "context", "phase"),
+    *("tokens_per_s", "ms_p50", "ms_p95", "samples", "cache_bytes", "weight_bytes", "read_bandwidth"),
+    *("fraction_of_limit", "cpu_over_wall", "unquiet"),
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ceiling that need not be measured over a gigabyte each time."""
+    monkeypatch.setattr(module, "read_bandwidth", lambda device: 1e9)
+
+
+def report(variant: str = "gqa", *, contexts: tuple[int, ...] = (20,), batch: int = 2, **settings: Any) -> Any:
+    cases = [Case("tiny", variant, GEOMETRY, "float32", batch, context) for context in contexts]
+    return throughput_report(cases, Settings(**{"device": "cpu", "repeats": 2, "warmup": 1} | settings))
+
+
+def test_a_record_holds_every_sample_and_its_figures_follow_from_them():
+    prefill, decode = report().rows
+    for row, tokens in ((prefill, 2 * 20), (decode, 2)):
+        assert row.keys() >= FIELDS
+        assert row["ms_p50"] == quantile(row["samples"], 0.5)
+        assert row["ms_p95"] == quantile(row["samples"], 0.95)
+        # tokens per second times the time is the tokens: a prompt's are counted, not its passes.
+        assert row["tokens_per_s"] * row["ms_p50"] / 1e3 == pytest.approx(tokens)
+    assert prefill["phase"] == "prefill"
+    assert prefill["fraction_of_limit"] is None
+    assert decode["phase"] == "decode"
+    assert len(decode["samples"]) == 2 * contest_module.TURN_STEPS
+    assert len(prefill["samples"]) == 2
+
+
+def test_the_fraction_of_the_limit_can_be_worked_out_again_from_the_record():
+    _, row = report(contexts=(20,)).rows
+    # 2 layers x (k and v) x 2 heads x 8 numbers x 4 bytes x 2 sequences x 20 tokens
+    assert row["cache_bytes_read"] == 2 * 2 * 2 * 8 * 4 * 2 * 20
+    seconds = row["ms_p50"] / 1e3
+    read = row["weight_bytes"] + row["cache_bytes_read"]
+    assert row["fraction_of_limit"] == pytest.approx(read / row["read_bandwidth"] / seconds)
+
+
+def test_weights_that_a_step_reads_leave_out_the_embedding_but_for_its_tokens_rows():
+    config = decoder_config("gqa", GEOMETRY)
+    vocab, hidden, mlp = 50, 48, 44
+    attention = hidden * (6 + 2 + 2) * 8 + 6 * 8 * hidden
+    layers = 2 * (attention + 3 * hidden * mlp + 2 * hidden) + hidden
+    untied = random_decoder(config, dtype="float32", device="cpu", seed=0)
+    assert weight_bytes_read(untied, batch=3) == 4 * (layers + vocab * hidden + 3 * hidden)
+    tied = random_decoder(replace(config, tie_word_embeddings=True), dtype="bfloat16", device="cpu", seed=0)
+    assert weight_bytes_read(tied, batch=3) == 2 * (layers + vocab * hidden)
+
+
+def test_the_cache_holds_the_context_before_the_first_timed_step(monkeypatch):
+    held = []
+    time = Timings.time
+
+    def recorded(timings: Timings, device: str, work: Any) -> float:
+        owner = getattr(work, "__self__", None)
+        if isinstance(owner, contest_module.Measured):
+            held.append(int(owner.contestant._cache.lengths[0]))
+        return time(timings, device, work)
+
+    monkeypatch.setattr(Timings, "time", recorded)
+    rows = report(contexts=(30,), repeats=1, warmup=2).rows
+    # Warm-up goes on from the context, and the timed steps from there.
+    assert held == list(range(30, 30 + 4 + contest_module.TURN_STEPS))
+    assert rows[1]["cache_bytes"] == 2 * 2 * 2 * 8 * 4 * 2 * (30 + 2 * 2 + contest_module.TURN_STEPS + 1)
+
+
+@pytest.mark.parametrize("variant", ["gqa", "mla"])
+def test_a_peer_on_the_same_weights_takes_its_turns_and_its_best_setting_is_reported(variant):
+    pytest.importorskip("transformers")
+    found = report(variant, against="transformers")
+    assert found.failures == []
+    assert [(row["peer"], row["phase"]) for row in found.rows] == [
+        ("attn-variants", "prefill"),
+        ("attn-variants", "decode"),
+        ("transformers", "prefill"),
+        ("transformers", "decode"),
+    ]
+    row = found.rows[3]
+    caches = {setting.split(", ")[1] for setting in [row["setting"], *row["slower_settings_ms_p50"]]}
+    assert caches == {"dynamic cache", "static cache"}
+    assert row["ms_p50"] <= min(row["slower_settings_ms_p50"].values())
+    assert row["weight_bytes"] == found.rows[1]["weight_bytes"]
+    (line, _) = found.tables[0].rows
+    assert line["ratio"] == pytest.approx(found.rows[1]["tokens_per_s"] / row["tokens_per_s"])
+
+
+def test_a_peer_that_computes_something_else_fails_the_run(monkeypatch):
+    pytest.importorskip("transformers")
+
+    def other_weights(decoder: nn.Module) -> nn.Module:
+        twin = transformers_twin(decoder)
+        # Its tensors are ours, so it gets one of its own.
+        twin.model.norm.weight = nn.Parameter(twin.model.norm.weight.flip(0))
+        return twin
+
+    monkeypatch.setattr(module, "transformers_twin", other_weights)
+    assert any("computes other logits" in failure for failure in report(against="transformers").failures)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_transformers_and_ours_decode_the_same_tokens(variant, cache):
+    pytest.importorskip("transformers")
+    decoder = random_decoder(decoder_config(variant, GEOMETRY), dtype="float32", device="cpu", seed=1)
+    ids = torch.randint(GEOMETRY.vocab_size, (2, 9))
+    ours = Ours(decoder, batch=2, capacity=14)
+    theirs = Transformers(transformers_twin(decoder), cache=cache, capacity=14)
+    with torch.inference_mode():
+        # A contestant that is cleared starts again from nothing.
+        for contestant in (ours, theirs):
+            contestant.prefill(ids[:, 4:])
+            contestant.clear()
+        assert tiny.error(theirs.prefill(ids), ours.prefill(ids)) < 1e-5
+        for way in theirs.ways:
+            theirs.choose(way)
+            assert tiny.error(theirs.decode(ids[:, :1]), ours.decode(ids[:, :1])) < 1e-5
+    if variant != "mla-expanded" and cache == "static":
+        assert theirs.cache_bytes == ours.cache_bytes
+
+
+@pytest.mark.slow
+def test_compiled_steps_compute_what_eager_ones_do():
+    decoder = random_decoder(decoder_config("gqa", replace(GEOMETRY, layers=1)), dtype="float32", device="cpu", seed=1)
+    ids = torch.randint(GEOMETRY.vocab_size, (2, 9))
+    eager, compiled = (kind(decoder, batch=2, capacity=14) for kind in (Ours, Compiled))
+    with torch.inference_mode():
+        assert tiny.error(compiled.prefill(ids), eager.prefill(ids)) < 1e-5
+        for _ in range(3):
+            assert tiny.error(compiled.decode(ids[:, :1]), eager.decode(ids[:, :1])) < 1e-5
+
+
+@pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mla"])
+def test_no_decode_step_allocates_a_tensor_of_the_caches_length(variant):
+    # One head of one record of the cache is 16 or more bytes per slot.
+    decoder = random_decoder(decoder_config(variant, GEOMETRY), dtype="float32", device="cpu", seed=0)
+    ids = torch.randint(GEOMETRY.vocab_size, (1, 2000))
+    contestant = Ours(decoder, batch=1, capacity=2010)
+    with torch.inference_mode():
+        contestant.prefill(ids)
+        largest = largest_allocation("cpu", lambda: contestant.decode(ids[:, :1]))
+    assert 0 < largest < 2000 * 16
+
+
+def test_a_dynamic_cache_is_seen_to_copy_itself():
+    pytest.importorskip("transformers")
+    decoder = random_decoder(decoder_config("gqa", GEOMETRY), dtype="float32", device="cpu", seed=0)
+    ids = torch.randint(GEOMETRY.vocab_size, (1, 2000))
+    contestant = Transformers(transformers_twin(decoder), cache="dynamic", capacity=0)
+    with torch.inference_mode():
+        contestant.prefill(ids)
+        largest = largest_allocation("cpu", lambda: contestant.decode(ids[:, :1]))
+    assert largest >= 2001 * 2 * 8 * 4
+
+
+def test_the_largest_allocation_is_the_largest_and_not_the_sum():
+    def work() -> Tensor:
+        return torch.ones(1000) + torch.ones(3000)[:1000]
+
+    assert largest_allocation("cpu", work) == 3000 * 4
+
+
+def test_quantiles_lie_between_neighbours():
+    assert quantile([7.0], 0.95) == 7.0
+    assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
+    assert quantile([float(value) for value in range(101)], 0.95) == 95.0
+
+
+def test_cores_that_others_used_make_a_run_unquiet():
+    quiet, torn = Quiet(), Quiet()
+    for probe, share in ((quiet, 0.95), (torn, 0.85)):
+        probe._timings.wall.append(1.0)
+        probe._timings.cpu = share * torch.get_num_threads()
+    assert not quiet.unquiet
+    assert torn.unquiet
+
+
+def test_contexts_are_columns_of_a_second_table():
+    table = report(contexts=(5, 9)).tables[1]
+    assert [column.heading for column in table.columns] == ["by", "at 5", "at 9"]
+    assert table.title == "Decode tokens/s, subject tiny, variant gqa, dtype float32, batch 2"
+    assert len(table.rows) == 1
+
+
+def test_the_command_measures_what_its_lists_name(capsys):
+    lists = ["--variant", "mqa,gqa", "--context", "4", "--context", "6", "--batch", "1,2", "--dtype", "fp32"]
+    short = ["--repeats", "1", "--warmup", "1", "--format", "json"]
+    assert main(["throughput", *SIZES, *lists, *short]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    cases = [(row["variant"], row["batch"], row["context"]) for row in rows if row["phase"] == "decode"]
+    assert cases == [(name, batch, context) for name in ("mqa", "gqa") for batch in (1, 2) for context in (4, 6)]
+    assert {row["dtype"] for row in rows} == {"float32"}
+    assert {row["subject"] for row in rows} == {"as given"}
+
+
+def test_preset_geometries_are_the_published_sizes():
+    (llama, llama_sizes), (mla, mla_sizes) = PRESET_GEOMETRIES["llama-100m"], PRESET_GEOMETRIES["mla-130m"]
+    assert (llama, mla) == ("gqa", "mla")
+    # Both untied: an embedding and a head of 32000 rows each.
+    with torch.device("meta"):
+        sizes = [
+            sum(parameter.numel() for parameter in Decoder(decoder_config(name, geometry)).parameters())
+            for name, geometry in ((llama, llama_sizes), (mla, mla_sizes))
+        ]
+    attention = 768 * 12 * 64 * 2 + 768 * 4 * 64 * 2
+    assert sizes[0] == 12 * (attention + 3 * 768 * 2048 + 2 * 768) + 768 + 2 * 32000 * 768
+    latent = 1024 * 16 * 192 + 1024 * 576 + 512 + 512 * 16 * 256 + 16 * 128 * 1024
+    assert sizes[1] == 8 * (latent + 3 * 1024 * 2816 + 2 * 1024) + 1024 + 2 * 32000 * 1024
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_gpu_is_waited_for(variant):
+    prefill, decode = report(variant, device="cuda").rows
+    assert prefill["device"] == decode["device"] == "cuda"
+    assert decode["largest_allocation"] > 0
