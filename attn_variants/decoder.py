@@ -138,8 +138,8 @@ class Decoder(nn.Module):
         Raises ValueError, before anything is computed or changed, for ids that are no (B, T) integers, and for what
         the cache cannot take.
         """
-        if ids.ndim != 2 or ids.is_floating_point() or ids.numel() == 0:
-            raise ValueError(f"ids must be integers of shape (B, T), got {ids.dtype} of shape {tuple(ids.shape)}")
+        if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32) or ids.numel() == 0:
+            raise ValueError(f"ids must be int64 or int32 of shape (B, T), got {ids.dtype} of shape {tuple(ids.shape)}")
         batch, tokens = ids.shape
         if cache is None:
             if rows is not None:

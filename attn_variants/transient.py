@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import index
 
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ def place(
         return _place_masked(starts, tokens, mask, device)
     if counts is None:
         counts = (tokens,) * batch
-    counts = tuple(int(count) for count in counts)
+    counts = tuple(index(count) for count in counts)
     if len(counts) != batch:
         raise ValueError(f"counts has {len(counts)} rows, the tokens have {batch}")
     if any(not 0 <= count <= tokens for count in counts):
@@ -102,7 +103,7 @@ def _place_masked(starts: Sequence[int], tokens: int, mask: Tensor, device: torc
         raise ValueError(f"a step needs at least one real token, got a mask of {tuple(mask.shape)} without any")
     counts = tuple(real.sum(1).tolist())
     positions = torch.tensor(starts)[:, None] + real.cumsum(1) - 1
-    row, column = (int(index) for index in real.nonzero()[0])
+    row, column = real.nonzero()[0].tolist()
     return Placement(
         positions=positions.masked_fill(~real, -1).to(device),
         counts=counts,
@@ -190,12 +191,15 @@ class Transient:
 def standing(x: Tensor, step: Step | None, cache: LayerCache | None, spec: CacheSpec) -> tuple[Step, LayerCache]:
     """The step and cache of a module's pass over x (B, T, hidden); a module used alone gets its own.
 
-    Raises ValueError for a cache without the step that says where its tokens stand, and for a step of other rows.
+    Raises ValueError for a cache without the step that says where its tokens stand, for a step that stands on a cache
+    and comes without it, and for a step of other rows.
     """
     if step is None:
         if cache is not None:
             raise ValueError("a layer's cache comes with the step that KVCache.step made; got a cache and no step")
         step = fresh_step(x.shape[0], x.shape[1], device=x.device)
+    if cache is None and step.owner is not None:
+        raise ValueError("this step stands on a cache's rows; give the module that cache's layer too")
     if step.positions.shape != x.shape[:2]:
         raise ValueError(f"the step stands for {tuple(step.positions.shape)} tokens, x has {tuple(x.shape[:2])}")
     return step, Transient(spec) if cache is None else cache

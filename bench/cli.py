@@ -276,8 +276,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(f"{name}{error.strerror or error}", getattr(error, "__notes__", []))
     except ValueError as error:
         return _refuse(str(error), getattr(error, "__notes__", []))
-    except KeyboardInterrupt:
-        return 130
 
 
 def _with_value(message: str, words: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attn_variants.contract import CacheSpec
+from attn_variants.contract import CacheSpec, require_size
 from attn_variants.dtypes import canonical_dtype, dtype_bytes
 
 from .layouts import layout_named
@@ -65,6 +65,8 @@ def ideal_bytes(specs: Sequence[CacheSpec], *, batch: int, context: int, dtype: 
 
     States count once per sequence; a layer that shares another's cache adds nothing.
     """
+    require_size("batch", batch)
+    require_size("context", context, least=0)
     name = canonical_dtype(dtype)
     return batch * sum(_layer_bytes(spec, spec.visible_tokens(context), name) for spec in specs)
 

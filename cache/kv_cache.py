@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import index
 
 import torch
 from torch import Tensor
@@ -118,7 +119,7 @@ class KVCache:
 
     def rewind(self, tokens: int | Sequence[int]) -> None:
         """Forget the last `tokens` of every row, or that many of each. Raises ValueError, with nothing changed."""
-        drops = [tokens] * self.batch if isinstance(tokens, int) else [int(drop) for drop in tokens]
+        drops = [index(drop) for drop in tokens] if isinstance(tokens, Iterable) else [index(tokens)] * self.batch
         if len(drops) != self.batch:
             raise ValueError(f"rewind was given {len(drops)} numbers for a cache of {self.batch} rows")
         for row, (drop, length) in enumerate(zip(drops, self._lengths, strict=True)):
@@ -166,8 +167,8 @@ class KVCache:
     def tensors(self) -> dict[str, Tensor]:
         """Every stored tensor, named as in `cache_shapes`: "layers.0.k"."""
         return {
-            f"layers.{index}.{name}": tensor
-            for index, store in enumerate(self.layers)
+            f"layers.{layer}.{name}": tensor
+            for layer, store in enumerate(self.layers)
             for name, tensor in store.tensors.items()
         }
 
@@ -186,14 +187,14 @@ class KVCache:
         )
 
     def _take(self, other: KVCache, rows: list[int]) -> None:
-        index = torch.tensor(rows, device=self._device)
+        taken = torch.tensor(rows, device=self._device)
         for store, source in zip(self.layers, other.layers, strict=True):
-            store.take(source, index)
+            store.take(source, taken)
         self._lengths = [other._lengths[row] for row in rows]
         self._pending = None
 
     def _rows(self, rows: Sequence[int] | None, *, distinct: bool = True) -> list[int]:
-        named = list(range(self.batch)) if rows is None else [int(row) for row in rows]
+        named = list(range(self.batch)) if rows is None else [index(row) for row in rows]
         if not named or any(not 0 <= row < self.batch for row in named):
             raise ValueError(f"rows {named} must be some of 0 to {self.batch - 1}")
         if distinct and len(set(named)) != len(named):

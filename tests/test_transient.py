@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attn_variants import CacheSpec, Entry, GQAConfig, GroupedQueryAttention, Record, fresh_step
+from attn_variants.cache import KVCache
 from attn_variants.transient import Transient, place
 
 SPEC = CacheSpec(records=(Record("kv", (Entry("latent", 1, 5), Entry("k_rope", 1, 2))),))
@@ -108,3 +109,21 @@ def test_a_module_refuses_a_step_for_other_tokens_and_a_cache_without_its_step()
         module(x, fresh_step(2, 4))
     with pytest.raises(ValueError, match=r"the step that KVCache\.step made; got a cache and no step"):
         module(x, None, Transient(module.cache_spec))
+
+
+def test_a_module_refuses_a_warm_step_without_the_cache_it_continues():
+    """Over this pass alone the answer would be wrong, and nobody would know."""
+    module = GroupedQueryAttention(GQAConfig(32, 6, 2, 8))
+    cache = KVCache([module.cache_spec], batch=2, capacity=9)
+    x = torch.zeros(2, 3, 32)
+    step = cache.step(2, 3)
+    module(x, step, cache.layers[0])
+    cache.advance(step)
+    with pytest.raises(ValueError, match="cache"):
+        module(x, cache.step(2, 3))
+
+
+def test_counts_are_whole_numbers():
+    assert place([0, 0], 3, counts=torch.tensor([1, 2])).counts == (1, 2)
+    with pytest.raises((TypeError, ValueError)):
+        place([0, 0], 3, counts=[1.5, 2])

@@ -258,7 +258,7 @@ def test_what_the_decoder_does_not_compute_is_refused_by_name(fields: dict[str, 
     ],
 )
 def test_other_families_windows_and_experts_are_refused_by_name(config: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match="^config: ") as refusal:
+    with pytest.raises(ValueError, match=r"^config: ") as refusal:
         decoder_config(config)
     assert says in str(refusal.value)
 

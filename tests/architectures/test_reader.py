@@ -296,7 +296,7 @@ def test_two_names_of_one_field_must_agree() -> None:
 
 @pytest.mark.parametrize("model_type", ["lama", "t5", 7, ["llama"]])
 def test_an_unknown_model_type_is_refused_and_never_priced(model_type: Any) -> None:
-    with pytest.raises(ValueError, match="^config: model_type"):
+    with pytest.raises(ValueError, match=r"^config: model_type"):
         architecture({**TINY, "model_type": model_type})
 
 

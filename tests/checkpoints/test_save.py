@@ -46,6 +46,7 @@ def test_we_read_it_back(decoder, tmp_path, dtype):
     assert back.config == decoder.config
     assert torch.equal(back(IDS), decoder(IDS))
     assert back.dtype == dtype
+    assert f"torch.{json.loads((tmp_path / 'ours' / 'config.json').read_text())['dtype']}" == str(dtype)
 
 
 def test_shards_keep_to_the_limit_and_the_index_counts_them(small, tmp_path):
