@@ -37,10 +37,6 @@ def generate_report(
     and for a prompt without a token.
     """
     folder = model_folder(model)
-    if not folder.is_dir():
-        raise ValueError(
-            f"--model {model}: no such folder; give a Hugging Face folder, or bring one with attn-bench fetch"
-        )
     tokenizer = load_tokenizer(folder)
     ids = tokenizer.encode(prompt)
     if not ids:

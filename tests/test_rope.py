@@ -242,3 +242,16 @@ def test_layers_of_one_step_share_one_table():
     (table,) = step.tables.values()
     rotate(torch.zeros(2, 2, 3, 8), step, RopeConfig())
     assert list(step.tables.values()) == [table]
+
+
+def test_layers_of_one_step_may_turn_by_angles_of_their_own():
+    """Another base, another width, another pairing or another dtype is another table."""
+    step, x = step_at(2, 5), torch.randn(1, 2, 2, 8, dtype=torch.float64)
+    for config in (RopeConfig(), RopeConfig(rope_theta=100.0), RopeConfig(interleaved=True)):
+        for width in (8, 4):
+            assert (
+                error(rotate(x[..., :width], step, config)[0], reference.rotated(x[0, ..., :width], config, (2, 5)))
+                < 1e-6
+            )
+    assert rotate(x.bfloat16(), step, RopeConfig()).dtype == torch.bfloat16
+    assert rotate(x.float(), step, RopeConfig()).dtype == torch.float32

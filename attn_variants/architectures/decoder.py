@@ -101,7 +101,7 @@ def _attention(config: Mapping[str, Any], decoder: DecoderClass, fields: Fields)
 
 
 def _latent_attention(config: Mapping[str, Any], decoder: DecoderClass, fields: Fields) -> MLAConfig:
-    _refuse_experts(config, fields)
+    _refuse_experts(fields)
     return MLAConfig(
         hidden_size=fields["hidden_size"],
         num_attention_heads=fields["num_attention_heads"],
@@ -137,8 +137,8 @@ def _refuse_windows(config: Mapping[str, Any], fields: Fields) -> None:
             )
 
 
-def _refuse_experts(config: Mapping[str, Any], fields: Fields) -> None:
-    experts, dense = config.get("n_routed_experts"), config.get("first_k_dense_replace") or 0
+def _refuse_experts(fields: Fields) -> None:
+    experts, dense = fields["n_routed_experts"], fields["first_k_dense_replace"]
     if experts is not None and dense < fields["num_hidden_layers"]:
         raise ValueError(
             f"n_routed_experts ({experts!r}) from layer first_k_dense_replace ({dense!r}) on is a mixture of experts; "

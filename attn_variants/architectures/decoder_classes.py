@@ -51,8 +51,15 @@ def _fields(family: str, vocab: int, mlp: int, context: int, **more: Rule) -> di
     }
 
 
-def _latent_fields(q_lora_rank: int, **more: Rule) -> dict[str, Rule]:
-    return {"q_lora_rank": Default(q_lora_rank), "qk_nope_head_dim": 128, "v_head_dim": 128, **more}
+def _latent_fields(dense: int, **more: Rule) -> dict[str, Rule]:
+    return {
+        "q_lora_rank": Default(1536),
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "n_routed_experts": Default(None),
+        "first_k_dense_replace": dense,
+        **more,
+    }
 
 
 WHOLE_HEADS = ("hidden_size % num_attention_heads == 0",)
@@ -84,7 +91,7 @@ DECODERS: Mapping[str, DecoderClass] = {
     ),
     "deepseek_v3": DecoderClass(
         "DeepseekV3ForCausalLM",
-        _fields("deepseek_v3", 129280, 18432, 4096, rope_interleave=Default(True, False), **_latent_fields(1536)),
+        _fields("deepseek_v3", 129280, 18432, 4096, rope_interleave=Default(True, False), **_latent_fields(dense=3)),
         bos=0,
         eos=1,
         latent=True,
@@ -92,7 +99,7 @@ DECODERS: Mapping[str, DecoderClass] = {
     ),
     "deepseek_v2": DecoderClass(
         "DeepseekV2ForCausalLM",
-        _fields("deepseek_v2", 102400, 11008, 2048, mlp_bias=False, **_latent_fields(1536)),
+        _fields("deepseek_v2", 102400, 11008, 2048, mlp_bias=False, **_latent_fields(dense=0)),
         bos=1,
         eos=2,
         latent=True,

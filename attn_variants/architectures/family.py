@@ -28,9 +28,17 @@ class Computed:
     formula: str
 
 
-Rule = Value | Default | Computed
+@dataclass(frozen=True)
+class Free:
+    """A field that is no size but a list, a name or an object; missing and null are the same, None."""
+
+    kinds: tuple[type, ...]
+
+
+Rule = Value | Default | Computed | Free
 """What a field means. A plain value is the class's default, and null is then refused."""
 
+LIST, NAME, OBJECT = Free((list,)), Free((str,)), Free((dict,))
 HEADS = "num_attention_heads"
 SPLIT = "hidden_size / num_attention_heads"
 OR_HEADS = Default(HEADS, HEADS)
@@ -165,10 +173,10 @@ KINDS: Mapping[str, Layer] = {
 """What the kinds of layer keep that most families share, by the names that `layer_types` gives them."""
 
 COMMON: Mapping[str, Rule] = {
-    "layer_types": Default(None),
+    "layer_types": LIST,
     "sliding_window": Default(None),
     "attention_chunk_size": Default(None),
-    "per_layer_config": Default(None),
+    "per_layer_config": OBJECT,
 }
 """Fields that any config may hold, though its class does not."""
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .family import COMMON, Computed, Default, Family, Rule, Value
+from .family import COMMON, Computed, Default, Family, Free, Rule, Value
 from .formula import FUNCTIONS, evaluate, names
 
 MOST = 2**31 - 1
+MOST_RUNS = 100
+RUNS = frozenset({"H_cycles", "L_cycles", "loop_num_passes", "n_recurrent_loops"})
+"""How often layers run per token; sizes apart, since every run keeps a cache."""
 MAY_BE_ZERO = frozenset(
     {
         "attn_layer_offset",
@@ -60,6 +63,16 @@ class Fields(dict[str, Any]):
         """The same config's fields as another family means them."""
         return Fields(self._values, family, self.prefix)
 
+    def whole(self, formula: str, least: int = 1) -> int:
+        """A formula's value, which must be an integer of at least `least`."""
+        value = evaluate(formula, self)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(
+                f"{formula} comes to {_shown(value)}; it must be an integer of at least {least} "
+                f"({self.values_in(formula)})"
+            )
+        return value
+
     def names_in(self, formula: str) -> list[str]:
         """The fields a formula reads, as config.json spells them."""
         return [self.spelled(name) for name in names(formula)]
@@ -72,6 +85,8 @@ class Fields(dict[str, Any]):
         rule = self.family.fields.get(name, COMMON.get(name, _UNKNOWN))
         if isinstance(rule, Computed):
             return evaluate(rule.formula, self)
+        if isinstance(rule, Free):
+            return self._free(name, rule)
         if rule is _UNKNOWN and name not in self._values:
             raise ValueError(f"{self.prefix}{name} is missing, and nothing says what it would be: give it")
         if name not in self._values:
@@ -82,6 +97,13 @@ class Fields(dict[str, Any]):
         if not isinstance(rule, Default):
             raise ValueError(f"{self.spelled(name)} is null, which this model_type does not take: give its value")
         return self._meaning(rule.null)
+
+    def _free(self, name: str, rule: Free) -> Any:
+        value = self._values.get(name)
+        if value is None or isinstance(value, rule.kinds):
+            return value
+        wanted = " or ".join(_JSON_NAMES[kind] for kind in rule.kinds)
+        raise ValueError(f"{self.spelled(name)} ({_shown(value)}) must be {wanted}")
 
     def _meaning(self, value: Value) -> Any:
         return evaluate(value, self) if isinstance(value, str) else value
@@ -94,15 +116,16 @@ class Fields(dict[str, Any]):
         elif isinstance(usual, float):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
                 raise ValueError(f"{self.spelled(name)} ({_shown(value)}) must be a positive number")
-        elif usual is not None or isinstance(value, bool | int | float):
-            least = 0 if name in MAY_BE_ZERO else 1
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+        else:
+            least, most = 0 if name in MAY_BE_ZERO else 1, MOST_RUNS if name in RUNS else MOST
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 wanted = "an integer of at least 0" if least == 0 else "a positive integer"
-                raise ValueError(f"{self.spelled(name)} ({_shown(value)}) must be {wanted} and at most {MOST}")
+                raise ValueError(f"{self.spelled(name)} ({_shown(value)}) must be {wanted} and at most {most}")
         return value
 
 
 _UNKNOWN = Default("unknown")
+_JSON_NAMES = {list: "a list", dict: "an object", str: "a string", bool: "true or false"}
 
 
 def _by_field(
@@ -115,7 +138,9 @@ def _by_field(
         place = config.get(outer) if outer else config
         if not isinstance(place, Mapping) or last not in place:
             continue
-        if name in config and config[name] != place[last]:
+        if place[last] is None and name in config:
+            continue
+        if config.get(name) is not None and config[name] != place[last]:
             raise ValueError(
                 f"{prefix}{alias} ({_shown(place[last])}) and {prefix}{name} ({_shown(config[name])}) contradict each "
                 "other: keep one"

@@ -27,6 +27,7 @@ def evaluate(formula: str, scope: Mapping[str, Any]) -> Any:
         raise ValueError(f"{formula} cannot be computed: {_values(formula, scope)} ({error})") from None
 
 
+@cache
 def names(formula: str) -> tuple[str, ...]:
     """The fields a formula reads."""
     nodes = [node for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Name)]
@@ -65,6 +66,14 @@ def _last(kind: str, kinds: list[str], stop: int) -> int:
     return found[-1]
 
 
+def _runs(runs: list[tuple[list[str], int]], count: int) -> list[str]:
+    """Names written as runs, each some names and how often they come, spelled out to at most `count`."""
+    spelled: list[str] = []
+    for names_of_run, times in runs:
+        spelled += names_of_run * min(times, count)
+    return spelled[:count]
+
+
 def _round_up(size: float, multiple: int) -> int:
     """The next multiple at or above a size."""
     return math.ceil(size / multiple) * multiple
@@ -73,12 +82,12 @@ def _round_up(size: float, multiple: int) -> int:
 FUNCTIONS: dict[str, Any] = {
     "min": min,
     "max": max,
-    "sum": sum,
     "len": len,
     "range": range,
     "sorted": sorted,
     "list": list,
     "last": _last,
+    "runs": _runs,
     "round_up": _round_up,
     "exact": _exact,
 }

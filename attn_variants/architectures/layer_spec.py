@@ -73,19 +73,15 @@ def _holds(when: str | None, fields: Fields) -> bool:
 
 
 def _size(size: int | str, fields: Fields) -> int:
-    value: int = evaluate(size, fields) if isinstance(size, str) else size
-    if value < 1:
-        raise ValueError(f"{size} comes to {value}; it must be at least 1 ({fields.values_in(str(size))})")
-    return value
+    return fields.whole(size) if isinstance(size, str) else size
 
 
 def _limit(formula: str | None, kind: str, fields: Fields) -> int | None:
     if formula is None:
         return None
-    value = evaluate(formula, fields)
-    if value is None:
+    if evaluate(formula, fields) is None:
         name = fields.names_in(formula)[0]
         raise ValueError(
             f"layer {fields['i']} is {kind!r}, but {name} is null: give {name}, or call the layer 'full_attention'"
         )
-    return _size(value, fields)
+    return fields.whole(formula)

@@ -140,7 +140,7 @@ def _read(model_type: str, fields: Fields) -> Architecture:
     for formula, remedy in family.requires.items():
         if not evaluate(formula, fields):
             raise ValueError(f"{remedy} ({fields.values_in(formula)})")
-    count = evaluate(family.count, fields)
+    count = fields.whole(family.count)
     if count > MOST_LAYERS:
         raise ValueError(f"{fields.spelled('num_hidden_layers')} ({count}) must be at most {MOST_LAYERS}")
     fields["layers"] = list(range(count))
@@ -153,14 +153,16 @@ def _read(model_type: str, fields: Fields) -> Architecture:
     for index, kind in enumerate(kinds):
         of_layer = own.get(index, fields)
         of_layer["i"] = index
-        query = evaluate(family.query_heads, of_layer) if layers[kind].records else 0
-        shares = evaluate(family.shares, of_layer) if family.shares else None
+        query = of_layer.whole(family.query_heads) if layers[kind].records else 0
+        shares = _shared(family, of_layer, index)
         key = (kind, query, shares, index if index in own or kind in varying else None)
         if key not in made:
             made[key] = layer_spec(layers[kind], kind, query, shares, of_layer)
         specs.append(made[key])
         heads.append(query)
     slots = evaluate(family.slots, fields)
+    if len(slots) > MOST_LAYERS:
+        raise ValueError(f"{len(slots)} caches ({fields.values_in(family.slots)}) are more than {MOST_LAYERS}")
     return Architecture(
         model_type=model_type,
         num_hidden_layers=count,
@@ -176,7 +178,7 @@ def _kinds(fields: Fields, count: int) -> list[str]:
     family, listed = fields.family, fields["layer_types"]
     if listed is not None:
         spelled = fields.spelled("layer_types")
-        if not isinstance(listed, list) or not all(isinstance(kind, str) for kind in listed):
+        if not all(isinstance(kind, str) for kind in listed):
             raise ValueError(f"{spelled} ({listed!r:.40}) must be a list of names")
         if not family.trailing and len(listed) != count:
             raise ValueError(
@@ -191,14 +193,20 @@ def _kinds(fields: Fields, count: int) -> list[str]:
     return kinds
 
 
+def _shared(family: Family, fields: Fields, index: int) -> int | None:
+    if family.shares is None or evaluate(family.shares, fields) is None:
+        return None
+    shares = fields.whole(family.shares, least=0)
+    if shares >= index:
+        raise ValueError(f"layer {index} cannot share the cache of layer {shares}, which comes no earlier")
+    return shares
+
+
 def _own_fields(fields: Fields, count: int) -> dict[int, Fields]:
     """The fields of the layers that `per_layer_config` gives some of their own."""
-    given = fields["per_layer_config"]
-    if given is None:
-        return {}
-    own = {}
-    for key, changes in given.items() if isinstance(given, dict) else [(given, None)]:
-        if not str(key).isdigit() or int(key) >= count or not isinstance(changes, dict):
+    own: dict[int, Fields] = {}
+    for key, changes in (fields["per_layer_config"] or {}).items():
+        if not str(key).isdecimal() or int(key) >= count or not isinstance(changes, dict):
             raise ValueError(
                 f"{fields.spelled('per_layer_config')} must be an object of layers 0 to {count - 1} and their fields, "
                 f"not {key!r:.40}: {changes!r:.40}"

@@ -43,7 +43,7 @@ def rope_config(config: Mapping[str, Any], *, max_position_embeddings: int, inte
     if not isinstance(given, Mapping):
         raise ValueError(f"{spelled} ({given!r:.40}) must be an object or null")
     kind = given.get("rope_type") or given.get("type") or "default"
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"{spelled}.rope_type {kind!r:.40} is not supported; supported are {', '.join(ROPE_TYPES)}")
     known = {name for names in KINDS.values() for name in names}.union(ANYWHERE)
     if stray := sorted(set(given) - known):

@@ -21,6 +21,16 @@ class StridedSpec(CacheSpec):
     pending: tuple[Entry, ...] = ()
     overlap: tuple[Entry, ...] = ()
 
+    def visible_tokens(self, context: int) -> int:
+        """Refused: entries in strides are no number of tokens; `kept_entries` counts them."""
+        raise ValueError("a layer that pools its tokens in strides is counted by kept_entries, not by visible tokens")
+
+
+def kept_entries(spec: CacheSpec, tokens: int) -> tuple[tuple[Entry, int], ...]:
+    """All that a layer keeps of `tokens` tokens for the next one to read: entries, each with how often it is there."""
+    visible = CacheSpec.visible_tokens(spec, tokens)
+    return (*((entry, visible) for entry in spec.entries), *strided_entries(spec, tokens))
+
 
 def strided_entries(spec: CacheSpec, tokens: int) -> tuple[tuple[Entry, int], ...]:
     """What a layer keeps of `tokens` tokens in strides: entries, each with how many times it is there."""

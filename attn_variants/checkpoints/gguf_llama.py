@@ -13,7 +13,7 @@ import numpy as np
 from gguf import GGUFReader, ReaderTensor, TokenType, dequantize
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from attn_variants.architectures import hf_config
 from attn_variants.config import DecoderConfig, GQAConfig, RopeConfig
@@ -134,7 +134,7 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     kinds = fields["tokenizer.ggml.token_type"]
     control = [token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenType.CONTROL]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    tokenizer.add_special_tokens(control)
     return tokenizer
 
 

@@ -1,12 +1,26 @@
-"""Formulas are the arithmetic of the family data: exact, and clear about what stands in the way."""
+"""Formulas are the arithmetic of the family data, exact and clear about what stands in the way; the data is whole."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from attn_variants.architectures.families import FAMILIES
-from attn_variants.architectures.family import COMMON, HEADS, Computed, Default, Family
+from attn_variants.architectures import architecture, reader
+from attn_variants.architectures.families import (
+    FAMILIES,
+    classic,
+    convolutional,
+    latent,
+    linear,
+    nested,
+    plain,
+    shared,
+    sparse,
+    state_spaces,
+    windowed,
+)
+from attn_variants.architectures.family import COMMON, HEADS, Computed, Default, Family, grouped, sizes
 from attn_variants.architectures.formula import evaluate, names
+from attn_variants.contract import Entry
 
 
 @pytest.mark.parametrize(
@@ -76,3 +90,20 @@ def test_every_formula_of_the_data_is_an_expression(model_type: str) -> None:
     known = {*family.fields, *COMMON, "i", "layers", "kinds"}
     for formula in formulas(family):
         assert set(names(formula)) <= known, formula
+
+
+def test_no_model_type_has_two_entries() -> None:
+    files = (classic, convolutional, latent, linear, nested, plain, shared, sparse, state_spaces, windowed)
+    assert sum(len(file.FAMILIES) for file in files) == len(FAMILIES)
+
+
+def test_a_model_is_added_by_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = Family(
+        sizes(6, 48, 6, kv=2, window_length=7, full_every=3),
+        layer="'full_attention' if (i + 1) % full_every == 0 else 'sliding_attention'",
+        kinds={"sliding_attention": grouped(window="window_length")},
+    )
+    monkeypatch.setattr(reader, "FAMILIES", {"newcomer": entry})
+    found = architecture({"model_type": "newcomer", "window_length": 9})
+    assert [spec.window for spec in found.layers] == [9, 9, None, 9, 9, None]
+    assert found.layers[0].entries == (Entry("k", 2, 8), Entry("v", 2, 8))

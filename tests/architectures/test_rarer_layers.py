@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from attn_variants.architectures import architecture
-from attn_variants.architectures.strided import StridedSpec, strided_entries
+from attn_variants.architectures.strided import StridedSpec, kept_entries, strided_entries
 from attn_variants.contract import CacheSpec, Entry, Record, State
 
 GQA: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24}
@@ -190,6 +190,14 @@ def test_deepseek_v4_keeps_a_window_and_pools_the_rest() -> None:
     assert "overlap_kv" not in strides(sparse, 3)
 
 
+def test_entries_in_strides_are_counted_by_one_function_alone() -> None:
+    heavy = architecture({**V4, "compress_ratios": [128] * 3, "compress_rate_hca": 9}).layers[0]
+    counted = {entry.name: count for entry, count in kept_entries(heavy, 30)}
+    assert counted == {"kv": 8, "compressed": 3, "pending_kv": 3, "pending_gate": 3}
+    with pytest.raises(ValueError, match="counted by kept_entries"):
+        heavy.visible_tokens(30)
+
+
 def test_deepseek_v4s_keys_are_its_values_but_transformers_keeps_both() -> None:
     config = {**V4, "compress_ratios": [0, 0, 0]}
     assert architecture(config).layers[0].numel_per_token == 24
@@ -296,13 +304,18 @@ def test_a_model_no_entry_describes_is_refused_with_the_reason(model_type: str, 
 
 def test_a_convolution_of_one_token_remembers_none_and_is_refused() -> None:
     config = {**GQA, "model_type": "lfm2", "num_hidden_layers": 2, "full_attn_idxs": [0], "conv_L_cache": 1}
-    with pytest.raises(ValueError, match=r"conv_tail comes to 0; it must be at least 1"):
+    with pytest.raises(ValueError, match=r"conv_tail comes to 0; it must be an integer of at least 1"):
         architecture(config)
 
 
 def test_a_ratio_no_compressor_has_is_refused() -> None:
     with pytest.raises(ValueError, match=r"compress_ratios = \[0, 7, 4\]"):
         architecture({**V4, "compress_ratios": [0, 7, 4]})
+
+
+def test_a_loop_without_end_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"H_cycles \(1000000\) must be a positive integer and at most 100"):
+        architecture({"model_type": "hrm_text", "num_hidden_layers": 2, "H_cycles": 10**6})
 
 
 def test_layer_types_that_a_model_cannot_do_without_are_asked_for() -> None:

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from attn_variants.architectures import Architecture, architecture
+from attn_variants.architectures.families import FAMILIES, UNNAMED
+from attn_variants.architectures.family import COMMON, Family
 from attn_variants.contract import CacheSpec, Entry, Record
 
 TINY: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
@@ -190,6 +192,13 @@ def test_which_layers_slide(fields: dict[str, Any], seen: str) -> None:
     assert windows(found) == seen
 
 
+def test_without_a_model_type_it_is_not_known_which_layers_slide() -> None:
+    config = {**TINY, "sliding_window": 5, "max_window_layers": 2}
+    assert windows(architecture({**config, "use_sliding_window": False})) == "ffff"
+    with pytest.raises(ValueError, match=r"max_window_layers says which layers slide by a rule .*: give model_type"):
+        architecture({**config, "use_sliding_window": True})
+
+
 @pytest.mark.parametrize("window", [0, -4, 2.5, "5", True, [5]])
 def test_a_window_is_a_positive_integer(window: Any) -> None:
     with pytest.raises(ValueError, match=r"sliding_window \(.*\) must be a positive integer"):
@@ -313,7 +322,7 @@ def test_an_unknown_kind_of_layer_is_refused() -> None:
 
 @pytest.mark.parametrize("kinds", ["full_attention", [1, 2, 3, 4], {"0": "full_attention"}])
 def test_layer_types_are_a_list_of_names(kinds: Any) -> None:
-    with pytest.raises(ValueError, match=r"layer_types .* must be a list of names"):
+    with pytest.raises(ValueError, match=r"layer_types .* must be a list"):
         architecture({**TINY, "model_type": "llama", "layer_types": kinds})
 
 
@@ -354,7 +363,7 @@ def test_without_a_model_type_sizes_have_no_defaults(field: str) -> None:
 
 @pytest.mark.parametrize("given", [{"9": {}}, {"x": {}}, {"1": 3}, [1]])
 def test_sizes_of_a_layer_that_is_not_there_are_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match="per_layer_config must be an object of layers 0 to 3"):
+    with pytest.raises(ValueError, match=r"per_layer_config .*must be an object"):
         architecture({**TINY, "model_type": "llama", "per_layer_config": given})
 
 
@@ -364,3 +373,33 @@ def test_an_encoder_with_its_decoder_is_refused_and_the_decoder_alone_is_read() 
     assert architecture({**bart, "architectures": ["BartForCausalLM"]}).num_hidden_layers == 3
     with pytest.raises(ValueError, match=r"architectures \['BartForConditionalGeneration'\] .* encoder and a decoder"):
         architecture({**bart, "architectures": ["BartForConditionalGeneration"]})
+
+
+GARBAGE = [None, [], {}, "x", -1, 1.5, True, [None]]
+
+
+def refusal(config: dict[str, Any]) -> str:
+    """What is said against a config, or nothing; any other error is a fault."""
+    try:
+        architecture(config)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("model_type", [*FAMILIES, None])
+def test_whatever_a_field_holds_the_answer_is_an_architecture_or_one_line(model_type: str | None) -> None:
+    found = FAMILIES[model_type] if model_type else UNNAMED
+    fields = [*found.fields, *COMMON, *found.aliases] if isinstance(found, Family) else [found.key]
+    for field in [*fields, "model_type", "is_encoder_decoder"]:
+        for value in GARBAGE:
+            config: dict[str, Any] = {**TINY, "model_type": model_type} if model_type else dict(TINY)
+            place, _, last = field.rpartition(".")
+            config[place or field] = {last: value} if place else value
+            assert "\n" not in refusal(config), (field, value)
+
+
+@pytest.mark.parametrize("field", ["sliding_window", "head_dim", "num_key_value_heads", "attention_chunk_size"])
+def test_text_in_a_config_is_never_taken_for_a_formula(field: str) -> None:
+    with pytest.raises(ValueError, match=rf"{field} \('2 \* hidden_size'\) must be a positive integer"):
+        architecture({**TINY, "model_type": "llama", field: "2 * hidden_size"})

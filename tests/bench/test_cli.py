@@ -208,11 +208,16 @@ def test_python_dash_m_runs_the_command() -> None:
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
-    # More than a pipe holds, so that the reader is gone before the end.
-    command = f"{sys.executable} -m attn_variants.bench memory --shapes --layers 1000 --format json | head -n 1"
-    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "{\n"
-    assert done.stderr == ""
+    # More than a pipe holds, so that the reader is gone before the end; an unbuffered stream would not even notice.
+    command = [sys.executable, "-m", "attn_variants.bench", "memory", "--shapes", "--layers=1000", "--format=json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": ""}, **pipes) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == "{\n"
+        running.stdout.close()
+        assert running.stderr.read() == ""
+    assert running.returncode == 0
 
 
 def test_no_color_is_honoured_on_a_terminal() -> None:

@@ -8,12 +8,13 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from attn_variants import Decoder
+from attn_variants.bench import generate as module
 from attn_variants.bench.case import decoder_config, random_decoder
 from attn_variants.bench.cli import main
 from attn_variants.bench.generate import generate_report
 from attn_variants.checkpoints import fetch as fetch_module
 from attn_variants.checkpoints import load_tokenizer
-from attn_variants.generation import Stopping, generate
+from attn_variants.generation import Stopping, Token, generate
 from tests import tiny
 
 PROMPT = "Grüße"
@@ -57,18 +58,22 @@ def test_what_is_streamed_is_the_text_in_pieces_that_are_never_half_a_character(
     assert len(pieces) > 10
 
 
-def test_half_a_character_waits_for_its_other_half(monkeypatch):
-    from attn_variants.bench import generate as module
-    from attn_variants.generation import Token
-
-    halves = [list(b"a"), list("é".encode()[:1]), list("é".encode()[1:])]
-    monkeypatch.setattr(module, "stream", lambda *args, **kwargs: iter(Token(0, byte, None) for (byte,) in halves))
-    decoder = tiny.decoder("gqa")
-    pieces: list[str] = []
-    decode = lambda ids: bytes(ids).decode(errors="replace")  # noqa: E731
-    row = module._generated(decoder, [1], decode, 3, pieces.append)
-    assert [piece for piece in pieces if piece] == ["a", "é", "\n"]
-    assert row["text"] == "aé"
+@pytest.mark.parametrize(
+    ("written", "pieces"),
+    [
+        (b"a\xc3\xa9", ["a", "é", "\n"]),
+        # A sequence that ends within a character says so, once there is nothing left to wait for.
+        (b"a\xc3", ["a", "\ufffd\n"]),
+    ],
+)
+def test_half_a_character_waits_for_its_other_half(monkeypatch, written, pieces):
+    monkeypatch.setattr(module, "stream", lambda *args, **kwargs: iter(Token(0, byte, None) for byte in written))
+    said: list[str] = []
+    row = module._generated(
+        tiny.decoder("gqa"), [1], lambda ids: bytes(ids).decode(errors="replace"), len(written), said.append
+    )
+    assert [piece for piece in said if piece] == pieces
+    assert row["text"] + "\n" == "".join(pieces)
 
 
 def test_a_terminal_sees_the_text_and_then_the_statistics(model, capsys):

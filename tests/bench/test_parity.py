@@ -11,7 +11,7 @@ from attn_variants.bench import parity
 from attn_variants.bench.case import decoder_config, random_decoder
 from attn_variants.bench.cli import main
 from attn_variants.bench.parity import parity_report
-from attn_variants.bench.reference import reference_logits
+from attn_variants.bench.reference import absorbed_below, absorbing_layers, reference_logits
 from attn_variants.cache.store import Store
 from attn_variants.norm import RMSNorm
 from tests import reference as textbook
@@ -72,10 +72,17 @@ def test_the_reference_equals_the_textbook_with_loops(variant):
 
 def test_the_reference_leaves_the_decoder_as_it_was():
     decoder = random_decoder(decoder_config("mla", GEOMETRY), dtype="bfloat16", device="cpu", seed=0)
-    crossover = decoder.model.layers[0].self_attn.absorbed_below
     reference_logits(decoder, torch.ones(1, 3, dtype=torch.int64))
     assert decoder.dtype == torch.bfloat16
-    assert decoder.model.layers[0].self_attn.absorbed_below == crossover > 0
+
+
+def test_a_forced_path_lasts_as_long_as_it_is_asked_for():
+    decoder = random_decoder(decoder_config("mla", GEOMETRY), dtype="float32", device="cpu", seed=0)
+    own = [layer.absorbed_below for layer in absorbing_layers(decoder)]
+    with absorbed_below(decoder, 0):
+        assert [layer.absorbed_below for layer in absorbing_layers(decoder)] == [0, 0]
+    assert [layer.absorbed_below for layer in absorbing_layers(decoder)] == own
+    assert min(own) > 0
 
 
 def test_a_store_that_loses_a_token_fails_every_check_that_reads_it(monkeypatch, capsys):

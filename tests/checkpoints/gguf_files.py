@@ -8,8 +8,8 @@ from gguf import GGMLQuantizationType, quants
 
 transformers = pytest.importorskip("transformers")
 
-TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"abcdefgh12", "Ġ", "ab", "cd", "abcd", "Ġab"]
-MERGES = ["a b", "c d", "ab cd", "Ġ ab"]
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"abcdefgh12", "Ġ", "ab", "cd", "abcd", "Ġab", "12"]
+MERGES = ["a b", "c d", "ab cd", "Ġ ab", "1 2"]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MIDDLE, LAYERS = 64, 8, 2, 12, 128, 3
 CHAT = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from attn_variants.architectures.family import (
     FULL,
     HEADS,
+    LIST,
     OR_HEADS,
     SPLIT,
     Computed,
@@ -110,10 +111,10 @@ FAMILIES: Mapping[str, Family | Nested] = {
         aliases=GPT2,
     ),
     "gpt_neo": Family(
-        multi_head(24, 2048, 16, window_size=256, attention_types=Default(None)),
+        multi_head(24, 2048, 16, window_size=256, attention_types=LIST),
         aliases={"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"},
-        layer="'sliding_attention' if sum([names * times for names, times in "
-        "attention_types or [[['global', 'local'], 12]]], [])[i] == 'local' else 'full_attention'",
+        layer="'sliding_attention' if runs(attention_types or [[['global', 'local'], 12]], num_hidden_layers)[i] "
+        "== 'local' else 'full_attention'",
         kinds={"sliding_attention": grouped(window="window_size")},
         transformers=Held(layer="'full_attention'"),
     ),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from attn_variants.architectures.family import (
     FULL,
+    LIST,
     SLIDING,
     Default,
     Family,
@@ -73,7 +74,7 @@ EVERY_SIXTH_FULL = "'hybrid_sliding' if (i + 1) % 6 else 'hybrid'"
 
 FAMILIES: Mapping[str, Family | Nested] = {
     "inkling_text": inkling(
-        _inkling_fields(66, 6144, 64, window=512, swa_kv=16) | {"local_layer_ids": Default(None)},
+        _inkling_fields(66, 6144, 64, window=512, swa_kv=16) | {"local_layer_ids": LIST},
         layer="'hybrid_sliding' if ((i + 1) % 6 if local_layer_ids is None else i in local_layer_ids) else 'hybrid'",
     ),
     "inkling2_text": inkling(_inkling_fields(48, 4608, 48, window=1024, swa_kv=8), layer=EVERY_SIXTH_FULL),
@@ -85,7 +86,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
         "+ layers[loop_layer_index_end:]",
     ),
     "lfm2": Family(
-        sizes(32, 2560, 32, kv=8, conv_L_cache=3, full_attn_idxs=Default(None)) | LFM_CONV,
+        sizes(32, 2560, 32, kv=8, conv_L_cache=3, full_attn_idxs=LIST) | LFM_CONV,
         layer="'full_attention' if full_attn_idxs is None or i in full_attn_idxs else 'conv'",
         kinds={"conv": SHORT_CONV},
         transformers=LFM_HELD,

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attn_variants.architectures.family import LATENT, Default, Family, Kept, Nested, Rule, latent_layer, latent_sizes
+from attn_variants.architectures.family import (
+    LATENT,
+    LIST,
+    Default,
+    Family,
+    Free,
+    Kept,
+    Nested,
+    Rule,
+    latent_layer,
+    latent_sizes,
+)
 
 from .linear import CHANNEL_DELTA, CHANNEL_DELTA_FIELDS, LINEAR_CONFIG, LINEAR_HELD
 
@@ -26,8 +37,8 @@ def index_key(width: str = "index_head_dim", when: str | None = None, dtype: str
 
 SCHEDULE: dict[str, Rule] = {
     "index_head_dim": 128,
-    "indexer_types": Default(None),
-    "index_topk_pattern": Default(None),
+    "indexer_types": LIST,
+    "index_topk_pattern": Free((list, str)),
     "index_topk_freq": 1,
     "index_skip_topk_offset": 2,
 }
@@ -58,7 +69,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
         kinds={"indexed_attention": latent_layer(index=index_key())},
     ),
     "dots3_note_text": Family(
-        latent_sizes(46, 5120, 128, index_head_dim=128, use_dsa=Default(None), use_sliding_window=True)
+        latent_sizes(46, 5120, 128, index_head_dim=128, use_dsa=Free((bool,)), use_sliding_window=True)
         | {
             "sliding_window": Default("sliding_window_size", "sliding_window_size"),
             "sliding_window_size": 512,
@@ -101,12 +112,12 @@ FAMILIES: Mapping[str, Family | Nested] = {
         kinds={"indexed_attention": latent_layer(index=index_key(when=FULL_INDEXER))},
     ),
     "hy_v4": Family(
-        latent_sizes(34, 2816, 32, index_head_dim=128, indexer_types=Default(None)),
+        latent_sizes(34, 2816, 32, index_head_dim=128, indexer_types=LIST),
         layer=ALL_INDEXED,
         kinds={"indexed_attention": latent_layer(index=index_key(when=EVERY_FOURTH_INDEXER))},
     ),
     "hy_v4_vl_text": Family(
-        latent_sizes(78, 6144, 64, index_head_dim=128, indexer_types=Default(None)),
+        latent_sizes(78, 6144, 64, index_head_dim=128, indexer_types=LIST),
         layer=ALL_INDEXED,
         kinds={"indexed_attention": latent_layer(index=index_key(when=EVERY_FOURTH_INDEXER))},
     ),
@@ -120,10 +131,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
     "minicpm3": Family(latent_sizes(62, 2560, 40, rank=256, rope=32), kinds=MLA),
     "mistral4": Family(latent_sizes(36, 4096, 32, rank=256), kinds=MLA),
     "mistral_large4_text": Family(
-        latent_sizes(
-            72, 6144, 64, no_rope_layers=Default(None), no_rope_layer_interval=4, kv_source_layers=Default(None)
-        )
-        | SCHEDULE,
+        latent_sizes(72, 6144, 64, no_rope_layers=LIST, no_rope_layer_interval=4, kv_source_layers=LIST) | SCHEDULE,
         layer=ALL_INDEXED,
         kinds={
             "indexed_attention": latent_layer(

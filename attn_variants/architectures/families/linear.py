@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from attn_variants.architectures.family import (
     HEADS,
     LATENT,
+    LIST,
     OR_HEADS,
     Computed,
     Default,
@@ -98,7 +99,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
         transformers=LINEAR_HELD,
     ),
     "kimi_linear": Family(
-        latent_sizes(27, 2304, 32, full_attn_layers=Default(None), kda_layers=Default(None)) | CHANNEL_DELTA_FIELDS,
+        latent_sizes(27, 2304, 32, full_attn_layers=LIST, kda_layers=LIST) | CHANNEL_DELTA_FIELDS,
         aliases={
             **LINEAR_CONFIG,
             "linear_attn_config.full_attn_layers": "full_attn_layers",
@@ -141,7 +142,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
     "qwen3_5_text": qwen(32, 4096, kv=4),
     "qwen3_next": qwen(48, 2048, kv=2),
     "recurrent_gemma": Family(
-        sizes(26, 2560, 10, lru_width=Default("hidden_size", "hidden_size"), conv1d_width=4, block_types=Default(None))
+        sizes(26, 2560, 10, lru_width=Default("hidden_size", "hidden_size"), conv1d_width=4, block_types=LIST)
         | {"attention_window_size": 2048},
         aliases={"sliding_window": "attention_window_size"},
         layer="'linear_attention' if (block_types or ['recurrent', 'recurrent', 'attention'])"

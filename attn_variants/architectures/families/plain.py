@@ -110,6 +110,7 @@ UNNAMED = Family(
         "use_sliding_window": Default(True, True),
         "kv_lora_rank": Default(None),
         "q_lora_rank": Default(None),
+        "max_window_layers": Default(None),
     },
     aliases={
         "n_layer": "num_hidden_layers",
@@ -119,7 +120,9 @@ UNNAMED = Family(
     },
     requires={
         "kv_lora_rank is not None or q_lora_rank is None": "q_lora_rank without kv_lora_rank is latent attention of an "
-        "unknown kind: give kv_lora_rank, or the model_type"
+        "unknown kind: give kv_lora_rank, or the model_type",
+        "max_window_layers is None or not use_sliding_window or sliding_window is None": "max_window_layers says which "
+        "layers slide by a rule that only a model_type explains: give model_type",
     },
     layer="'latent_attention' if kv_lora_rank is not None else 'sliding_attention' if use_sliding_window and "
     "sliding_window is not None else 'chunked_attention' if attention_chunk_size is not None else 'full_attention'",
@@ -155,6 +158,5 @@ UNEXPLAINED = (
     "state_size",
     "swa_",
     "text_config",
-    "v_head_dim_",
 )
 """Beginnings of fields that say something about the cache which only a model_type can explain."""

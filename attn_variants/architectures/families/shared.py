@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from attn_variants.architectures.family import (
+    LIST,
+    NAME,
     NONE,
     SPLIT,
     Computed,
     Default,
     Family,
+    Free,
     Nested,
     grouped,
     multi_head,
@@ -41,7 +44,7 @@ def gemma4(window: int) -> Family:
             "attention_k_eq_v": False,
             "global_head_dim": 512,
             "num_global_key_value_heads": Default(None),
-            "use_bidirectional_attention": Default(None),
+            "use_bidirectional_attention": Free((bool, str)),
         },
         layer="'full_attention' if (i + 1) % 6 == 0 or i == num_hidden_layers - 1 else 'sliding_attention'",
         listed="'full_attention' if i == num_hidden_layers - 1 else layer_types[i]",
@@ -65,7 +68,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
             "n_output_layers": 8,
             "n_recurrent_layers": Default(None),
             "n_recurrent_loops": 2,
-            "recurrent_kv_cache_mode": Default(None),
+            "recurrent_kv_cache_mode": NAME,
             # Released files list attention and MLP apart, and count both.
             "parts": Computed("2 if layer_types is not None and 'mlp' in layer_types else 1"),
             "n_in": Computed("n_input_layers // parts"),
@@ -96,14 +99,14 @@ FAMILIES: Mapping[str, Family | Nested] = {
         slots="layers * (H_cycles * (L_cycles + 1))",
     ),
     "mllama_text_model": Family(
-        sizes(40, 4096, 32, kv=8, head_dim=Computed(SPLIT), cross_attention_layers=Default(None)),
+        sizes(40, 4096, 32, kv=8, head_dim=Computed(SPLIT), cross_attention_layers=LIST),
         # Cross-attention reads pictures; with text alone it keeps nothing.
         layer="'cross_attention' if i in (cross_attention_layers if cross_attention_layers is not None else "
         "[3, 8, 13, 18, 23, 28, 33, 38]) else 'full_attention'",
         kinds={"cross_attention": NONE},
     ),
     "nemotron-nas": Family(
-        sizes(80, 8192, 64, kv=Default(None, None), block_configs=Default(None)),
+        sizes(80, 8192, 64, kv=Default(None, None), block_configs=LIST),
         requires={"block_configs is not None": "block_configs is missing: it says which layers have attention"},
         layer="'none' if block_configs[i]['attention']['no_op'] or "
         "block_configs[i]['attention'].get('replace_with_linear') else 'full_attention'",

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from attn_variants.architectures.family import (
     FULL,
+    LIST,
+    OBJECT,
     SLIDING,
     Default,
     Family,
@@ -51,7 +53,7 @@ COMPRESSED_SPARSE = KeptStride(
 V4_WINDOW = ((whole("kv", "head_dim"),),)
 
 MINIMAX_M3 = Family(
-    sizes(60, 6144, 64, kv=4, head_dim=128, index_head_dim=128, sparse_attention_freq=Default(None)),
+    sizes(60, 6144, 64, kv=4, head_dim=128, index_head_dim=128, sparse_attention_freq=LIST),
     aliases={
         "sparse_attention_config.sparse_index_dim": "index_head_dim",
         "sparse_attention_config.sparse_attention_freq": "sparse_attention_freq",
@@ -64,8 +66,8 @@ FAMILIES: Mapping[str, Family | Nested] = {
     "deepseek_v4": Family(
         sizes(43, 4096, 64, kv=1, head_dim=512, sliding_window=128, index_head_dim=128)
         | {
-            "compress_ratios": Default(None),
-            "compress_rates": Default(None),
+            "compress_ratios": LIST,
+            "compress_rates": OBJECT,
             "compress_rate_csa": 4,
             "compress_rate_hca": 128,
         },
@@ -93,7 +95,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
             **qwen_fields(40, 2048, kv=2),
             "indexer_kv_heads": Default(1, 1),
             "indexer_head_dim": Default(None),
-            "ple_layer_ids": Default(None),
+            "ple_layer_ids": LIST,
             "hc_count": 4,
             "ple_conv_kernel_size": 4,
             "ngram_size": 3,

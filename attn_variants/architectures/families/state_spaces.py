@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from attn_variants.architectures.family import (
     FULL,
     HEADS,
+    LIST,
+    NAME,
     NONE,
     Computed,
     Default,
@@ -66,7 +68,7 @@ PURE = Family(PURE_FIELDS, layer=ALL_STATES, kinds={"linear_attention": Layer(st
 
 FAMILIES: Mapping[str, Family | Nested] = {
     "bamba": Family(
-        sizes(32, 4096, 32, kv=Default(8, HEADS), attn_layer_indices=Default(None)) | BAMBA_FIELDS,
+        sizes(32, 4096, 32, kv=Default(8, HEADS), attn_layer_indices=LIST) | BAMBA_FIELDS,
         layer="'full_attention' if i in (attn_layer_indices or []) else 'linear_attention'",
         kinds={"linear_attention": Layer(states=BAMBA)},
         transformers=HYBRID_HELD,
@@ -112,7 +114,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
         transformers=PURE_HELD,
     ),
     "nemotron_h": Family(
-        sizes(4, 4096, 32, kv=8, head_dim=128, hybrid_override_pattern=Default(None))
+        sizes(4, 4096, 32, kv=8, head_dim=128, hybrid_override_pattern=NAME)
         | {"mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4}
         | PURE_CONV,
         aliases={

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from attn_variants.architectures.family import (
     HEADS,
+    LIST,
     SPLIT,
     Computed,
     Default,
@@ -112,7 +113,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
         layer="'full_attention' if (i + 1) % 5 == 0 else 'sliding_attention'",
     ),
     "laguna": Family(
-        sizes(40, 2048, 48, kv=8, head_dim=128, sliding_window=512, num_attention_heads_per_layer=Default(None)),
+        sizes(40, 2048, 48, kv=8, head_dim=128, sliding_window=512, num_attention_heads_per_layer=LIST),
         layer=ALL_FULL,
         query_heads="num_attention_heads_per_layer[i] if num_attention_heads_per_layer else num_attention_heads",
     ),
@@ -124,7 +125,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
             kv=8,
             head_dim=128,
             attention_chunk_size=Default(8192),
-            no_rope_layers=Default(None),
+            no_rope_layers=LIST,
             no_rope_layer_interval=4,
         ),
         layer="'chunked_attention' if attention_chunk_size is not None and "
@@ -206,7 +207,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
             kv=Default(4, HEADS),
             use_sliding_window=False,
             sliding_window=Default(None),
-            no_rope_layers=Default(None),
+            no_rope_layers=LIST,
             no_rope_layer_interval=4,
         ),
         layer="'sliding_attention' if use_sliding_window and sliding_window is not None and not "
