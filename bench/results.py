@@ -136,12 +136,11 @@ def environment(arguments: Sequence[str], *, seed: int, device: str, threads: in
 
 
 def _facts(environment: Row) -> str:
-    versions = ", ".join(f"{name} {number}" for name, number in environment["versions"].items() if number)
-    return (
-        f"Made by `{environment['command']}` on {environment['date']}: {versions}; {environment['cpu']}, "
-        f"{environment['cores']} cores, threads {environment['threads']}, device {environment['device']}, "
-        f"commit {environment['commit']}.\n"
-    )
+    """The environment in one line."""
+    facts = [f"{name} {number}" for name, number in environment["versions"].items() if number]
+    facts += [f"{environment['cpu']} with {environment['cores']} cores", f"device {environment['device']}"]
+    facts += [f"{name} {environment[name]}" for name in ("threads", "commit") if environment[name]]
+    return f"Made by `{environment['command']}` on {environment['date']}: {', '.join(facts)}.\n"
 
 
 def _version(distribution: str) -> str | None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from attn_variants import VARIANTS
-from attn_variants.bench import throughput, tour
+from attn_variants.bench import parity, throughput, tour
 from attn_variants.bench.cli import main
 from tests import tiny
 
@@ -44,6 +44,15 @@ def test_without_an_output_stdout_is_the_format_that_was_asked_for(capsys, monke
     monkeypatch.setattr(tour, "sections", lambda device, seed: iter([first]))
     assert main(["--format", "json"]) == 0
     assert [row["section"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["variants"] * len(VARIANTS)
+
+
+def test_no_speed_is_shown_of_what_is_wrong(monkeypatch, capsys):
+    monkeypatch.setitem(parity.TOLERANCES, "float32", 1e-12)
+    assert main([]) == 1
+    printed = capsys.readouterr()
+    assert "Parity" in printed.out
+    assert "Speed" not in printed.out
+    assert "failed: " in printed.err
 
 
 # Worked by hand from the published configs: layers, K, D and windows; bfloat16, 8 sequences of 8192 tokens.
