@@ -6,7 +6,7 @@ A sample is one step, the choice of the next token included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -90,10 +90,13 @@ class Measured:
 
 
 def contest(
-    case: Case, settings: Settings, decoder: Decoder, twin: PreTrainedModel | None, progress: Progress
+    case: Case, settings: Settings, decoder: Decoder, twins: Mapping[str, PreTrainedModel], progress: Progress
 ) -> tuple[list[Measured], bool]:
-    """Everyone's samples, ours first, and whether the cores were shared with others (`unquiet`)."""
-    measured = [Measured(contestant) for contestant in _entered(case, settings, decoder, twin)]
+    """Everyone's samples, ours first, and whether the cores were shared with others (`unquiet`).
+
+    twins: transformers' model for each of its caches; none where it does not take part.
+    """
+    measured = [Measured(contestant) for contestant in _entered(case, settings, decoder, twins)]
     quiet = Quiet()
     with torch.inference_mode():
         _prefill(case, settings, measured, quiet, progress)
@@ -105,15 +108,16 @@ def contest(
     return measured, quiet.unquiet
 
 
-def _entered(case: Case, settings: Settings, decoder: Decoder, twin: PreTrainedModel | None) -> list[Contestant]:
+def _entered(
+    case: Case, settings: Settings, decoder: Decoder, twins: Mapping[str, PreTrainedModel]
+) -> list[Contestant]:
     """The contestants of a case, each on an empty cache that holds every step to come."""
     steps = 2 * settings.warmup + settings.repeats * TURN_STEPS + 1
     capacity = case.context + steps
     contestants: list[Contestant] = [Ours(decoder, batch=case.batch, capacity=capacity)]
     if settings.compiled:
         contestants.append(Compiled(decoder, batch=case.batch, capacity=capacity))
-    if twin is not None:
-        contestants += [Transformers(twin, cache=cache, capacity=capacity) for cache in ("dynamic", "static")]
+    contestants += [Transformers(twin, cache=cache, capacity=capacity) for cache, twin in twins.items()]
     return contestants
 
 

@@ -16,6 +16,7 @@ from attn_variants.decoder import Decoder
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
+TRANSFORMERS_CACHES = ("dynamic", "static")
 PASS_TOKENS = 16384
 """Most tokens, over all rows, that one pass of a prefill takes; it bounds the memory of activations."""
 
@@ -126,7 +127,7 @@ class Compiled(Ours):
 
 
 class Transformers:
-    """transformers' model of the same weights, on its dynamic or its static cache."""
+    """transformers' model of the same weights, one to itself, on its dynamic or its static cache."""
 
     peer = "transformers"
     ways: tuple[str, ...] = ("sdpa", "eager")
@@ -135,21 +136,20 @@ class Transformers:
         self._twin = twin
         self._kind = cache
         self._capacity = capacity
-        self._attention = "sdpa"
         self._cache: Cache = self._empty()
 
     @property
     def setting(self) -> str:
         """How it attends, and over what."""
-        return f"{self._attention}, {self._kind} cache"
+        return f"{self._twin.config._attn_implementation}, {self._kind} cache"
 
     def choose(self, way: str) -> None:
         """Decode with transformers' `sdpa` or `eager` attention."""
-        self._attention = way
+        self._twin.set_attn_implementation(way)
 
     def clear(self) -> None:
         """A new dynamic cache, or the static one zeroed; prefill is by sdpa, which needs no T x T scores."""
-        self._attention = "sdpa"
+        self.choose("sdpa")
         if self._kind == "static" and self._cache.is_initialized:
             self._cache.reset()
         else:
@@ -161,9 +161,6 @@ class Transformers:
 
     def decode(self, token: Tensor) -> Tensor:
         """One step."""
-        # The model is shared by the contestants of both caches, so each says how it attends.
-        if self._twin.config._attn_implementation != self._attention:
-            self._twin.set_attn_implementation(self._attention)
         logits: Tensor = self._twin(token, cache=self._cache, use_cache=True, logits_to_keep=1).logits
         return logits
 

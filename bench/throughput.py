@@ -13,7 +13,7 @@ from attn_variants.registry import unknown
 
 from .case import decoder_config, random_decoder
 from .contest import Case, Measured, Settings, contest
-from .contestants import Ours
+from .contestants import TRANSFORMERS_CACHES, Ours
 from .measure import Timings, quantile, read_bandwidth
 from .parity import TOLERANCES
 from .peers import transformers_twin
@@ -70,9 +70,9 @@ def throughput_report(cases: Sequence[Case], settings: Settings) -> Report:
         members = list(group)
         config = decoder_config(members[0].variant, members[0].geometry)
         decoder = random_decoder(config, dtype=members[0].dtype, device=settings.device, seed=settings.seed)
-        twin = transformers_twin(decoder) if settings.against else None
+        twins = {cache: transformers_twin(decoder) for cache in TRANSFORMERS_CACHES} if settings.against else {}
         for case in members:
-            measured, unquiet = contest(case, settings, decoder, twin, progress)
+            measured, unquiet = contest(case, settings, decoder, twins, progress)
             report.failures += _disagreements(case, measured)
             report.rows += throughput_rows(case, settings, decoder, measured, bandwidth, unquiet)
     progress.close()

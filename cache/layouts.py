@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from attn_variants.contract import CacheSpec, Plan, Step, require_size
@@ -41,6 +41,7 @@ class Full:
     batch: int
     capacity: int
     static: bool = False
+    _slots: torch.Tensor | None = field(default=None, init=False, repr=False)
 
     def shape(self, heads: int, width: int) -> tuple[int, ...]:
         """Of one stored tensor: (batch, heads, capacity, width)."""
@@ -52,8 +53,6 @@ class Full:
 
     def plan(self, step: Step, placement: Placement, starts: Sequence[int], spec: CacheSpec) -> Plan:
         """Read the slots up to the longest row, write each token where its position says."""
-        import torch
-
         from attn_variants.transient import step_mask
 
         batch, tokens = step.positions.shape
@@ -61,7 +60,7 @@ class Full:
         longest = max(start + count for start, count in zip(starts, placement.counts, strict=True))
         limit = self.capacity if self.static else longest
         # A slot's position is its index, written or not: what is not written yet lies in the future, and hides itself.
-        kv_positions = torch.arange(limit, device=device).expand(batch, limit)
+        kv_positions = self._positions(device)[:limit].expand(batch, limit)
         even = len(set(starts)) == 1 and not placement.padded
         plan = Plan(kv_positions, causal=False, mask=None, limit=limit)
         if even and step.rows is None and not self.static:
@@ -71,6 +70,14 @@ class Full:
         if not step.fresh and (self.static or not (even and tokens == 1 and _sees_all(spec, longest))):
             plan.mask = step_mask(step, kv_positions, spec)
         return plan
+
+    def _positions(self, device: torch.device) -> torch.Tensor:
+        """(capacity,) the position in each slot, made once: a decode step allocates nothing of the cache's length."""
+        import torch
+
+        if self._slots is None:
+            self._slots = torch.arange(self.capacity, device=device)
+        return self._slots
 
 
 def _sees_all(spec: CacheSpec, length: int) -> bool:
