@@ -34,7 +34,8 @@ def transformers_twin(decoder: Decoder, *, dtype: str | None = None) -> PreTrain
     chosen = decoder.dtype if dtype is None else torch_dtype(dtype)
     # transformers' factories carry no annotations.
     twin: Any = AutoModelForCausalLM.from_config(config, dtype=chosen, attn_implementation="sdpa")
-    weights = {name: tensor.to(chosen) for name, tensor in decoder.state_dict().items()}
+    # In transformers' own memory order: ours may have been chosen for speed.
+    weights = {name: tensor.to(chosen).contiguous() for name, tensor in decoder.state_dict().items()}
     twin.load_state_dict(weights, assign=True)
     model: PreTrainedModel = twin.requires_grad_(False).eval().to(decoder.device)
     return model

@@ -9,6 +9,7 @@ import torch
 
 from attn_variants.cache import ideal_bytes
 from attn_variants.decoder import Decoder
+from attn_variants.linear import lay_out_weights, weights_by_columns
 from attn_variants.registry import unknown
 
 from .case import decoder_config, random_decoder
@@ -47,7 +48,8 @@ COLUMNS = (
 NOTE = (
     "TTFT: the prompt and the choice of the first token. step: a token more for every sequence, the median. of limit: "
     "time to read the weights and the cache once, at the rate measured in this run, over a step's. largest alloc.: "
-    "of one decode step. unquiet: the cores were not ours alone, so take no speed from this line."
+    "of one decode step. Our weights lie by rows or by columns, as measured faster. unquiet: the cores were not ours "
+    "alone, so take no speed from this line."
 )
 
 
@@ -71,6 +73,7 @@ def throughput_report(cases: Sequence[Case], settings: Settings) -> Report:
         config = decoder_config(members[0].variant, members[0].geometry)
         decoder = random_decoder(config, dtype=members[0].dtype, device=settings.device, seed=settings.seed)
         twins = {cache: transformers_twin(decoder) for cache in TRANSFORMERS_CACHES} if settings.against else {}
+        lay_out_weights(decoder)
         for case in members:
             measured, unquiet = contest(case, settings, decoder, twins, progress)
             report.failures += _disagreements(case, measured)
@@ -110,6 +113,7 @@ def throughput_rows(
             "setting": best.contestant.setting,
             "slower_settings_ms_p50": others,
             "cache_bytes": best.contestant.cache_bytes,
+            "weights_by_columns": weights_by_columns(decoder) if best.contestant.peer == Ours.peer else None,
         }
         yield shared | _phase("prefill", best.prefill, case.batch * case.context)
         decode = _phase("decode", best.decode, case.batch)
@@ -141,6 +145,7 @@ def _shared_fields(case: Case, settings: Settings, decoder: Decoder, bandwidth: 
         "cache_bytes": None,
         "cache_bytes_read": ideal_bytes(decoder.cache_specs, batch=case.batch, context=case.context, dtype=case.dtype),
         "weight_bytes": weight_bytes_read(decoder, case.batch),
+        "weights_by_columns": None,
         "parameter_bytes": sum(parameter.nbytes for parameter in decoder.parameters()),
         "read_bandwidth": bandwidth,
         "fraction_of_limit": None,
