@@ -18,7 +18,7 @@ def order(request, monkeypatch):
 
 @pytest.mark.parametrize("variant", ["gqa", "mla"])
 def test_the_chosen_order_changes_strides_and_nothing_else(order, variant):
-    model, ids = tiny.decoder(variant), torch.arange(8).view(2, 4)
+    model, ids = copy.deepcopy(tiny.decoder(variant)), torch.arange(8).view(2, 4)
     before, weights = model(ids), copy.deepcopy(model.state_dict())
     chosen = lay_out_weights(model)
     assert set(chosen.values()) == {order}
@@ -31,7 +31,7 @@ def test_the_chosen_order_changes_strides_and_nothing_else(order, variant):
 
 
 def test_rows_are_restored_when_they_turn_out_faster(monkeypatch):
-    model = tiny.decoder("gqa")
+    model = copy.deepcopy(tiny.decoder("gqa"))
     for faster in (True, False):
         monkeypatch.setattr(linear, "_columns_are_faster", lambda weights, faster=faster: faster)
         lay_out_weights(model)
@@ -39,7 +39,7 @@ def test_rows_are_restored_when_they_turn_out_faster(monkeypatch):
 
 
 def test_an_embedding_keeps_its_rows(order):
-    model = tiny.decoder("gqa")
+    model = copy.deepcopy(tiny.decoder("gqa"))
     model.lm_head.weight = model.model.embed_tokens.weight
     lay_out_weights(model)
     assert model.lm_head.weight.is_contiguous()

@@ -1,7 +1,10 @@
 """Speeds are recorded with all that is needed to recompute them. No test looks at how fast anything was."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +17,13 @@ from attn_variants.bench import throughput as module
 from attn_variants.bench.case import PRESET_GEOMETRIES, decoder_config, random_decoder
 from attn_variants.bench.cli import main
 from attn_variants.bench.contest import Case, Settings
-from attn_variants.bench.contestants import Compiled, Ours, Transformers
+from attn_variants.bench.contestants import Ours, Transformers
 from attn_variants.bench.measure import Quiet, Timings, largest_allocation, quantile
 from attn_variants.bench.peers import transformers_twin
 from attn_variants.bench.throughput import throughput_report, weight_bytes_read
 from tests import tiny
 
+ROOT = Path(__file__).parents[2]
 GEOMETRY = replace(tiny.GEOMETRY, hidden_size=48)
 SIZES = [
     word
@@ -150,15 +154,28 @@ def test_transformers_and_ours_decode_the_same_tokens(variant, cache):
         assert theirs.cache_bytes == ours.cache_bytes
 
 
+COMPILED = """
+import torch
+from attn_variants.bench.case import SMALL, decoder_config, random_decoder
+from attn_variants.bench.contestants import Compiled, Ours
+from dataclasses import replace
+
+decoder = random_decoder(decoder_config("gqa", replace(SMALL, layers=1)), dtype="float32", device="cpu", seed=1)
+ids = torch.randint(SMALL.vocab_size, (2, 9))
+eager, compiled = (kind(decoder, batch=2, capacity=14) for kind in (Ours, Compiled))
+with torch.inference_mode():
+    passes = [(compiled.prefill(ids), eager.prefill(ids))]
+    passes += [(compiled.decode(ids[:, :1]), eager.decode(ids[:, :1])) for _ in range(3)]
+print(max(float((given - wanted).abs().max() / wanted.abs().max()) for given, wanted in passes))
+"""
+
+
 @pytest.mark.slow
 def test_compiled_steps_compute_what_eager_ones_do():
-    decoder = random_decoder(decoder_config("gqa", replace(GEOMETRY, layers=1)), dtype="float32", device="cpu", seed=1)
-    ids = torch.randint(GEOMETRY.vocab_size, (2, 9))
-    eager, compiled = (kind(decoder, batch=2, capacity=14) for kind in (Ours, Compiled))
-    with torch.inference_mode():
-        assert tiny.error(compiled.prefill(ids), eager.prefill(ids)) < 1e-5
-        for _ in range(3):
-            assert tiny.error(compiled.decode(ids[:, :1]), eager.decode(ids[:, :1])) < 1e-5
+    # In a process of its own: the compiler loads setuptools, which fails where a test before has loaded distutils.
+    ran = subprocess.run([sys.executable, "-c", COMPILED], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert float(ran.stdout.splitlines()[-1]) < 1e-5
 
 
 @pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mla"])
