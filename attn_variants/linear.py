@@ -28,9 +28,12 @@ def lay_out_weights(model: nn.Module) -> dict[tuple[int, int], str]:
     """Store the weights of each shape in the faster order, and say which: {(out, in): "rows" or "columns"}.
 
     Values, shapes, names and gradients stay what they are; strides alone change. A weight that is also an embedding
-    keeps its rows, which lookups read. On a GPU, whose products read both orders alike, nothing is done.
+    keeps its rows, which lookups read, and so does one that its module names in `by_rows`, for other products than the
+    layer's own. On a GPU, whose products read both orders alike, nothing is done.
     """
     kept = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for module in model.modules():
+        kept |= {id(getattr(module, name).weight) for name in getattr(module, "by_rows", ())}
     by_shape = defaultdict(list)
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.weight.device.type == "cpu" and id(module.weight) not in kept:

@@ -32,6 +32,9 @@ class MultiHeadLatentAttention(nn.Module):
     absorbed_below: passes of fewer query tokens are absorbed, others expanded; 0 never absorbs, math.inf always does.
     """
 
+    # Absorption reads this weight head by head, which takes its rows to be contiguous.
+    by_rows = ("kv_b_proj",)
+
     def __init__(self, config: MLAConfig) -> None:
         super().__init__()
         self.config = config

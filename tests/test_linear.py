@@ -24,6 +24,8 @@ def test_the_chosen_order_changes_strides_and_nothing_else(order, variant):
     assert set(chosen.values()) == {order}
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
     assert model.lm_head.weight.is_contiguous() == (order == "rows")
+    if variant == "mla":
+        assert model.model.layers[0].self_attn.kv_b_proj.weight.is_contiguous()
     assert len(weights_by_columns(model)) == (len(chosen) if order == "columns" else 0)
     assert tiny.error(model(ids), before) < 1e-12
     model(ids).sum().backward()
