@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attn_variants.contract import CacheSpec, View
-from attn_variants.registry import unknown
+from attn_variants.names import unknown
 
 Expand = Callable[..., tuple[Tensor, Tensor]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attn_variants.registry import unknown
+from attn_variants.names import unknown
 
 if TYPE_CHECKING:
     import torch

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from attn_variants.config import AttentionConfig
+from attn_variants.names import unknown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,14 +72,6 @@ def variant_of(config: AttentionConfig) -> Variant:
     raise ValueError(
         f"{type(config).__name__} is no registered variant's config; add its line to attn_variants.registry"
     )
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message for a name that does not exist: what is close, and what there is."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    near = f"; did you mean {' or '.join(close)}?" if close else ""
-    return f"unknown {kind} {name!r}{near} (known: {', '.join(names)})"
 
 
 def _resolve(path: str) -> Any:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from attn_variants.config import DecoderConfig, Geometry, MHAConfig
 from attn_variants.contract import CacheSpec
-from attn_variants.registry import unknown, variant_named
+from attn_variants.names import unknown
+from attn_variants.registry import variant_named
 
 if TYPE_CHECKING:
     from attn_variants.decoder import Decoder

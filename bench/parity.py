@@ -18,7 +18,7 @@ from torch import Tensor
 from attn_variants.attend import BACKENDS, backend
 from attn_variants.config import Geometry, GQAConfig
 from attn_variants.decoder import Decoder
-from attn_variants.registry import unknown
+from attn_variants.names import unknown
 
 from .case import decoder_config, random_decoder
 from .checks import BATCH, CONTROL, TOKENS, Cell, Peer, checks_of

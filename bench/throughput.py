@@ -10,7 +10,7 @@ import torch
 from attn_variants.cache import ideal_bytes
 from attn_variants.decoder import Decoder
 from attn_variants.linear import lay_out_weights, weights_by_columns
-from attn_variants.registry import unknown
+from attn_variants.names import unknown
 
 from .case import decoder_config, random_decoder
 from .contest import Case, Measured, Settings, contest

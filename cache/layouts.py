@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from attn_variants.contract import CacheSpec, Plan, Step, require_size
-from attn_variants.registry import unknown
+from attn_variants.names import unknown
 
 if TYPE_CHECKING:
     import torch

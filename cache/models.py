@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_variants.contract import CacheSpec
-from attn_variants.registry import unknown
+from attn_variants.names import unknown
 
 from .accounting import bytes_per_token, cache_bytes, ideal_bytes
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from attn_variants.contract import Record
-from attn_variants.registry import unknown
+from attn_variants.names import unknown
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ import attn_variants
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"bench": "attn_variants.bench", "cache": "attn_variants.cache", "attn_variants": "attn_variants"}
 
-DECLARATIONS = {"contract", "config", "registry", "architectures"}
+DECLARATIONS = {"contract", "config", "names", "registry", "architectures"}
 FOUNDATION = DECLARATIONS | {"dtypes", "transient"}
 
 # What each part of attn_variants may import of the others; "" is all of it that is not named here, the variants and the
@@ -25,9 +25,10 @@ FOUNDATION = DECLARATIONS | {"dtypes", "transient"}
 MAY_IMPORT = {
     "contract": set(),
     "config": {"contract"},
-    "registry": {"contract", "config"},
-    "architectures": {"contract", "config", "registry"},
-    "dtypes": {"registry"},
+    "names": set(),
+    "registry": {"contract", "config", "names"},
+    "architectures": {"contract", "config", "names"},
+    "dtypes": {"names"},
     "transient": {"contract"},
     "": FOUNDATION,
     "cache": FOUNDATION,

@@ -51,3 +51,10 @@ def test_the_order_is_measured_and_named_by_shape():
     chosen = lay_out_weights(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)))
     assert chosen.keys() == {(6, 4), (3, 6)}
     assert set(chosen.values()) <= {"rows", "columns"}
+
+
+@pytest.mark.parametrize(("rows", "columns", "faster"), [(2.0, 1.0, True), (1.0, 2.0, False), (1.0, 0.99, False)])
+def test_columns_have_to_be_clearly_faster(monkeypatch, rows, columns, faster):
+    times = iter([rows, columns] * linear.ROUNDS)
+    monkeypatch.setattr(linear, "_seconds", lambda work: next(times))
+    assert linear._columns_are_faster([torch.ones(6, 4)]) == faster

@@ -10,7 +10,8 @@ import pytest
 from torch import nn
 
 from attn_variants import VARIANTS, Geometry, GQAConfig
-from attn_variants.registry import unknown, variant_named, variant_of
+from attn_variants.names import unknown
+from attn_variants.registry import variant_named, variant_of
 
 
 def test_the_first_variants_are_there_under_their_names():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .names import nearest
+from attn_variants.names import nearest
 
 LARGEST = 4 * 1024 * 1024
 """Bytes; published config.json files are a few kilobytes."""

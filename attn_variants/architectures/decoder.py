@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from attn_variants.config import DecoderConfig, GQAConfig, MHAConfig, MLAConfig, MQAConfig
+from attn_variants.names import nearest
 
 from .config_file import Source, load
 from .decoder_classes import DECODERS, LATENT_EPS, SUPPORTED, DecoderClass
@@ -14,7 +15,6 @@ from .families import FAMILIES
 from .family import Family
 from .fields import Fields
 from .formula import evaluate
-from .names import nearest
 from .reader import architecture
 from .rope_fields import rope_config, rope_parameters
 

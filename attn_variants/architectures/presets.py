@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .names import nearest
+from attn_variants.names import nearest
 
 
 @dataclass(frozen=True)

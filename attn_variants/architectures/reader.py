@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_variants.contract import CacheSpec
+from attn_variants.names import nearest
 
 from .config_file import Source, load
 from .families import FAMILIES, UNEXPLAINED, UNNAMED, UNREAD
@@ -14,7 +15,6 @@ from .family import KINDS, Family, Layer, Nested
 from .fields import Fields
 from .formula import evaluate
 from .layer_spec import depends_on_index, layer_spec
-from .names import nearest
 
 MOST_LAYERS = 10_000
 OLDER_KINDS = {

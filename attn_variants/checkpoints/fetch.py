@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import platformdirs
 
-from attn_variants.registry import unknown
+from attn_variants.names import unknown
 
 from .folder import whole_folder
 from .shards import INDEX, SINGLE, stored_tensors

@@ -37,6 +37,19 @@ def _switched(window: int, late: int) -> dict[str, Rule]:
     return {"use_sliding_window": False, "sliding_window": Default(window), "max_window_layers": late}
 
 
+QWEN2_VL = Family(
+    sizes(
+        80,
+        8192,
+        64,
+        kv=Default(8, HEADS),
+        head_dim=Computed(SPLIT),
+        **_switched(4096, 80),
+    ),
+    layer=SWITCHED_LATE,
+    kinds=SWITCHED_WINDOW,
+)
+
 FAMILIES: Mapping[str, Family | Nested] = {
     "afmoe": Family(
         sizes(32, 2048, 16, head_dim=128, sliding_window=Default(1024), global_attn_every_n_layers=4),
@@ -164,36 +177,14 @@ FAMILIES: Mapping[str, Family | Nested] = {
         layer=SWITCHED_LATE,
         kinds=SWITCHED_WINDOW,
     ),
-    "qwen2_5_vl_text": Family(
-        sizes(
-            80,
-            8192,
-            64,
-            kv=Default(8, HEADS),
-            head_dim=Computed(SPLIT),
-            **_switched(4096, 80),
-        ),
-        layer=SWITCHED_LATE,
-        kinds=SWITCHED_WINDOW,
-    ),
+    "qwen2_5_vl_text": QWEN2_VL,
     "qwen2_moe": Family(
         sizes(24, 2048, 16, kv=16, **_switched(4096, 28)),
         layer="'sliding_attention' if use_sliding_window and i % 2 == 0 and i < max_window_layers "
         "else 'full_attention'",
         kinds=SWITCHED_WINDOW,
     ),
-    "qwen2_vl_text": Family(
-        sizes(
-            80,
-            8192,
-            64,
-            kv=Default(8, HEADS),
-            head_dim=Computed(SPLIT),
-            **_switched(4096, 80),
-        ),
-        layer=SWITCHED_LATE,
-        kinds=SWITCHED_WINDOW,
-    ),
+    "qwen2_vl_text": QWEN2_VL,
     "qwen3": Family(
         sizes(32, 4096, 32, kv=Default(32, HEADS), head_dim=128, **_switched(4096, 28)),
         layer=SWITCHED_LATE,

@@ -1,0 +1,26 @@
+"""The README's Python runs, and prints what it says."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+MODULES, DECODER = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def printed(code: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    exec(compile(ast.parse(code), "README.md", "exec"), {})
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_modules_map_hidden_states_to_hidden_states(capsys):
+    assert printed(MODULES, capsys) == ["torch.Size([2, 16, 512]) torch.Size([2, 16, 512])"]
+
+
+def test_the_cache_gives_the_uncached_logits_and_the_formulas_bytes(capsys):
+    difference, sizes = printed(DECODER, capsys)
+    assert float(re.fullmatch(r"tensor\((.*)\)", difference)[1]) < 1e-5
+    # 4 layers x 2 rows x 128 tokens x (64 + 16) numbers x 4 bytes, twice.
+    assert sizes == "327680 327680"
