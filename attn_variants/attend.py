@@ -20,6 +20,9 @@ from attn_variants.names import unknown
 
 Expand = Callable[..., tuple[Tensor, Tensor]]
 
+RUN_TOKENS = 512
+"""The fewest cached tokens that are worth a thread of their own."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -91,15 +94,22 @@ def sdpa(request: Request) -> Tensor:
 
     Heads of a group are folded into the query axis, so that each cached key and value is read once per step.
     """
-    front = _front(request)
-    if front is not None:
-        (key,) = request.view.dense(request.names[0])
-        return _scaled_dot_product(request, key, key)[..., :front]
-    key, value = request.read()
-    width = value.shape[-1]
-    if width < key.shape[-1]:
-        value = F.pad(value, (0, key.shape[-1] - width))
+    key, value, width = _equally_wide(request)
     return _scaled_dot_product(request, key, value)[..., :width]
+
+
+def split(request: Request) -> Tensor:
+    """The same over runs of the cached tokens, merged by their log-sum-exp (flash-decoding, arXiv 2311.01282).
+
+    torch's CPU kernel shares work out by sequence and key head; with fewer of those than threads, the rest would idle.
+    """
+    key, value, width = _equally_wide(request)
+    runs = _runs(request)
+    q = _fold(request.q, key.shape[1]).flatten(0, 1)[:, None]  # (B * K, 1, G * T, D)
+    out, lse = zip(*(_flash(q, *part, request.scale) for part in _in_runs(key, value, runs)), strict=True)
+    weights = torch.cat(lse, dim=1).softmax(1)[..., None]  # (B * K, runs, G * T, 1)
+    merged = (torch.cat(out, dim=1)[..., :width] * weights).sum(1)
+    return _unfold(merged.to(request.q.dtype), request.q)
 
 
 def accepts_reference(request: Request) -> bool:
@@ -120,7 +130,15 @@ def accepts_sdpa(request: Request) -> bool:
     return _width(request.view.spec, request.names[0]) == _width(request.view.spec, request.names[1])
 
 
+def accepts_split(request: Request) -> bool:
+    """A step on the CPU that sees the whole cache, with threads to spare; without gradients, which the merge lacks."""
+    if not accepts_sdpa(request) or request.expand is not None:
+        return False
+    return not (torch.is_grad_enabled() and request.q.requires_grad) and _runs(request) > 1
+
+
 BACKENDS: dict[str, tuple[Callable[[Request], bool], Callable[[Request], Tensor]]] = {
+    "split": (accepts_split, split),
     "sdpa": (accepts_sdpa, sdpa),
     "reference": (accepts_reference, reference),
 }
@@ -157,6 +175,50 @@ def _front(request: Request) -> int | None:
     columns = record.columns(value)
     width: int = columns.stop
     return width if columns.start == 0 and width < record.width else None
+
+
+def _equally_wide(request: Request) -> tuple[Tensor, Tensor, int]:
+    """Key and value of one width, and how much of the output is the value's."""
+    front = _front(request)
+    if front is not None:
+        (key,) = request.view.dense(request.names[0])
+        return key, key, front
+    key, value = request.read()
+    width = value.shape[-1]
+    if width < key.shape[-1]:
+        value = F.pad(value, (0, key.shape[-1] - width))
+    return key, value, width
+
+
+def _runs(request: Request) -> int:
+    """Into how many runs the cached tokens are split: one per thread that would have no sequence and key head.
+
+    Forced, it splits whatever it can, so that a comparison needs neither a long cache nor many threads.
+    """
+    plan, q = request.view.plan, request.q
+    if q.device.type != "cpu" or plan.causal or plan.mask is not None or torch.compiler.is_compiling():
+        return 1
+    if _forced == "split":
+        return min(3, plan.limit)
+    heads = request.view.spec.record_of(request.names[0]).heads
+    return max(1, min(torch.get_num_threads() // (q.shape[0] * heads), plan.limit // RUN_TOKENS))
+
+
+def _in_runs(key: Tensor, value: Tensor, runs: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Key and value as (B * K, runs, tokens, D), then the tokens left over as one run; views where memory allows."""
+    tokens = key.shape[2] // runs
+    even = runs * tokens
+    keys, values = (tensor.flatten(0, 1) for tensor in (key, value))
+    yield keys[:, :even].unflatten(1, (runs, tokens)), values[:, :even].unflatten(1, (runs, tokens))
+    if even < key.shape[2]:
+        yield keys[:, None, even:], values[:, None, even:]
+
+
+def _flash(q: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Output (N, runs, T, D) of q (N, 1, T, D) over every run, and the log-sum-exp (N, runs, T) of its scores."""
+    q = q.expand(-1, key.shape[1], -1, -1)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, key, value, scale=scale)
+    return out, lse
 
 
 def _width(spec: CacheSpec, name: str) -> int:

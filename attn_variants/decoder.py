@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from attn_variants.config import DecoderConfig
 from attn_variants.contract import CacheSpec, LayerCache, Step
+from attn_variants.linear import project
 from attn_variants.norm import RMSNorm
 from attn_variants.registry import variant_of
 from attn_variants.transient import Transient, fresh_step
@@ -45,6 +46,8 @@ class SequenceCache(Protocol):
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)) (arXiv 2002.05202)."""
 
+    same_input = (("gate_proj", "up_proj"),)
+
     def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
@@ -53,7 +56,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., hidden) to the same."""
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = project(x, self.gate_proj, self.up_proj)
+        out: Tensor = self.down_proj(F.silu(gate) * up)
         return out
 
 

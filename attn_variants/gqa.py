@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from attn_variants.attend import attend
 from attn_variants.config import GQAConfig
 from attn_variants.contract import LayerCache, Step
+from attn_variants.linear import project
 from attn_variants.norm import RMSNorm
 from attn_variants.rope import rotate
 from attn_variants.transient import standing
@@ -17,6 +18,8 @@ class GroupedQueryAttention(nn.Module):
 
     Caches k after RoPE and v, (B, K, S, D) each: 2 * K * D numbers per token.
     """
+
+    same_input = (("q_proj", "k_proj", "v_proj"),)
 
     def __init__(self, config: GQAConfig) -> None:
         super().__init__()
@@ -34,9 +37,8 @@ class GroupedQueryAttention(nn.Module):
     def forward(self, x: Tensor, step: Step | None = None, cache: LayerCache | None = None) -> Tensor:
         """(B, T, hidden) to the same; alone it is causal self-attention over x."""
         step, cache = standing(x, step, cache, self.cache_spec)
-        q = self.q_norm(self._heads(self.q_proj(x)))  # (B, H, T, D)
-        k = self.k_norm(self._heads(self.k_proj(x)))  # (B, K, T, D)
-        v = self._heads(self.v_proj(x))  # (B, K, T, D)
+        q, k, v = (self._heads(out) for out in project(x, self.q_proj, self.k_proj, self.v_proj))
+        q, k = self.q_norm(q), self.k_norm(k)  # (B, H, T, D), (B, K, T, D); v: (B, K, T, D)
         rope = self.config.rope
         view = cache.append(step, k=rotate(k, step, rope), v=v)
         out = attend(rotate(q, step, rope), view, ("k", "v"), scale=self.scale)

@@ -21,15 +21,25 @@ from torch import Tensor, nn
 from attn_variants.attend import attend
 from attn_variants.config import MLAConfig
 from attn_variants.contract import LayerCache, Step
+from attn_variants.linear import project
 from attn_variants.norm import RMSNorm
 from attn_variants.rope import rotate
 from attn_variants.transient import standing
+
+CACHED_SHARE, PROMPT_SHARE = 1.75, 0.5
+"""Where absorbed and expanded took the same time, in shares of the crossover in multiplications.
+
+Medians of what `python -m attn_variants.bench.crossover` measured on a CPU (reports/crossover.md): over a cache later,
+as expanded keys and values also have to be written and read again; in a prompt that is all there is earlier, as few
+tokens are expanded.
+"""
 
 
 class MultiHeadLatentAttention(nn.Module):
     """MLA over a cache of R + P numbers per token: the normed latent and the rotated shared rope key.
 
-    absorbed_below: passes of fewer query tokens are absorbed, others expanded; 0 never absorbs, math.inf always does.
+    absorbed_below: passes of fewer query tokens are absorbed, others expanded; 0 never absorbs, math.inf always does,
+    None (the default) leaves it to measured shares of the `crossover`.
     """
 
     # Absorption reads this weight head by head, which takes its rows to be contiguous.
@@ -39,7 +49,8 @@ class MultiHeadLatentAttention(nn.Module):
         super().__init__()
         self.config = config
         self.cache_spec = config.cache_spec()
-        self.absorbed_below: float = crossover(config)
+        self.same_input = (("q_proj" if config.q_lora_rank is None else "q_a_proj", "kv_a_proj_with_mqa"),)
+        self.absorbed_below: float | None = None
         heads, bias = config.num_attention_heads, config.attention_bias
         if config.q_lora_rank is None:
             self.q_proj = nn.Linear(config.hidden_size, heads * config.qk_head_dim, bias=False)
@@ -59,10 +70,9 @@ class MultiHeadLatentAttention(nn.Module):
     def forward(self, x: Tensor, step: Step | None = None, cache: LayerCache | None = None) -> Tensor:
         """(B, T, hidden) to the same; alone it is causal self-attention over x."""
         step, cache = standing(x, step, cache, self.cache_spec)
-        q_nope, q_rope = self._queries(x, step)  # (B, H, T, N), (B, H, T, P)
-        latent, k_rope = self._latents(x, step)  # (B, 1, T, R), (B, 1, T, P)
+        q_nope, q_rope, latent, k_rope = self._project(x, step)
         view = cache.append(step, latent=latent, k_rope=k_rope)
-        if x.shape[1] < self.absorbed_below:
+        if x.shape[1] < self._absorbed_below(step):
             w_uk, w_uv = self._up_projections()
             q = torch.cat([_per_head(q_nope, w_uk), q_rope], dim=-1)  # (B, H, T, R + P)
             out = attend(q, view, ("kv", "latent"), scale=self.config.scale)  # (B, H, T, R)
@@ -84,18 +94,24 @@ class MultiHeadLatentAttention(nn.Module):
         )
         return torch.cat([k_nope, k_rope.expand(-1, config.num_attention_heads, -1, -1)], dim=-1), value
 
-    def _queries(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    def _project(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries (B, H, T, N) and (B, H, T, P), the normed latent (B, 1, T, R) and the rope key (B, 1, T, P)."""
         config = self.config
-        q = self.q_proj(x) if config.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        if config.q_lora_rank is None:
+            q, compressed = project(x, self.q_proj, self.kv_a_proj_with_mqa)
+        else:
+            q_compressed, compressed = project(x, self.q_a_proj, self.kv_a_proj_with_mqa)
+            q = self.q_b_proj(self.q_a_layernorm(q_compressed))
         q = q.unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2)
         q_nope, q_rope = q.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
-        return q_nope, rotate(q_rope, step, config.rope)
+        latent, k_rope = compressed[:, None].split([config.kv_lora_rank, config.qk_rope_head_dim], dim=-1)
+        rope = config.rope
+        return q_nope, rotate(q_rope, step, rope), self.kv_a_layernorm(latent), rotate(k_rope, step, rope)
 
-    def _latents(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        config = self.config
-        compressed = self.kv_a_proj_with_mqa(x)[:, None]
-        latent, k_rope = compressed.split([config.kv_lora_rank, config.qk_rope_head_dim], dim=-1)
-        return self.kv_a_layernorm(latent), rotate(k_rope, step, config.rope)
+    def _absorbed_below(self, step: Step) -> float:
+        if self.absorbed_below is not None:
+            return self.absorbed_below
+        return crossover(self.config) * (PROMPT_SHARE if step.fresh else CACHED_SHARE)
 
     def _up_projections(self) -> tuple[Tensor, Tensor]:
         """W_UK (H, N, R) and W_UV (H, V, R), as views of kv_b_proj's weight."""
@@ -111,8 +127,9 @@ class ExpandedMultiHeadLatentAttention(MultiHeadLatentAttention):
     def forward(self, x: Tensor, step: Step | None = None, cache: LayerCache | None = None) -> Tensor:
         """(B, T, hidden) to the same."""
         step, cache = standing(x, step, cache, self.cache_spec)
-        q = torch.cat(self._queries(x, step), dim=-1)
-        k, v = self.expand(*self._latents(x, step))
+        q_nope, q_rope, latent, k_rope = self._project(x, step)
+        q = torch.cat([q_nope, q_rope], dim=-1)
+        k, v = self.expand(latent, k_rope)
         view = cache.append(step, k=k, v=v)
         out = attend(q, view, ("k", "v"), scale=self.config.scale)
         merged: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))

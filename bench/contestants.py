@@ -104,7 +104,8 @@ class Ours:
 class Compiled(Ours):
     """The same with compiled decode steps, over a static store whose shapes never change, so that one graph serves all.
 
-    On the CPU the compiler freezes the weights, to pack them for products with few rows, and calls operators from C++.
+    On the CPU the compiler freezes the weights, to pack them for products with few rows, joins products of one input,
+    and calls operators from C++.
     """
 
     setting = "compiled"
@@ -114,7 +115,9 @@ class Compiled(Ours):
         self._compute = torch.compile(decoder.compute, dynamic=False)
         frozen = decoder.device.type == "cpu"
         # Freezing has to be set while the first call is traced; torch.compile's own options come too late for it.
-        self._compiler: AbstractContextManager[object] = inductor.patch(freezing=frozen, cpp_wrapper=frozen)
+        self._compiler: AbstractContextManager[object] = inductor.patch(
+            {"freezing": frozen, "cpp_wrapper": frozen, "cpp.enable_concat_linear": frozen}
+        )
 
     def decode(self, token: Tensor) -> Tensor:
         """One compiled step; where it stands is worked out before, so that no graph depends on it."""

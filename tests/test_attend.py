@@ -35,6 +35,14 @@ def view_of(k, v, q_positions, kv_positions, aliased=True, **limits):
     return DenseView(spec, step, plan, {"k": k, "v": v}.__getitem__, aliased=aliased)
 
 
+def decode_view(k, v):
+    """The view of a step that sees every slot: no mask."""
+    batch, _, slots, _ = k.shape
+    step = Step(torch.full((batch, 1), slots - 1), torch.full((batch,), slots - 1))
+    plan = Plan(torch.arange(slots).expand(batch, slots), causal=False, mask=None, limit=slots)
+    return DenseView(spec_of(k.shape[1], k.shape[-1], v.shape[-1]), step, plan, {"k": k, "v": v}.__getitem__)
+
+
 def fresh_view(k, v, **limits):
     """The view of a prompt that is all there is."""
     step = fresh_step(k.shape[0], k.shape[2])
@@ -70,6 +78,59 @@ def test_a_masked_chunk_is_the_textbook(name, heads, value, threads, monkeypatch
             q[row], k[row], v[row], scale=0.4, q_positions=queries[row], kv_positions=keys[row]
         )
         assert error(out[row], textbook) < FLOAT64
+
+
+@backends
+@pytest.mark.parametrize("heads", [1, 2, 3, 6])
+@pytest.mark.parametrize("value", [5, 8])
+@pytest.mark.parametrize("slots", [1, 2, 7, 12])
+def test_a_decode_step_is_the_textbook(name, heads, value, slots):
+    q, k, v = random(2, 6, 1, 8), random(2, heads, slots, 8, seed=1), random(2, heads, slots, value, seed=2)
+    with backend(name):
+        out = attend(q, decode_view(k, v), ("k", "v"), scale=0.4)
+    for row in range(2):
+        assert error(out[row], reference.attention(q[row], k[row], v[row], scale=0.4, q_positions=[slots])) < FLOAT64
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "threads", "slots", "runs"),
+    [
+        (1, 1, 2, 12, [6, 6]),
+        (1, 1, 2, 13, [6, 6, 1]),
+        (1, 2, 16, 13, [3, 3, 3, 3, 1]),
+        (2, 2, 16, 12, [3, 3, 3, 3]),
+        (1, 1, 2, 5, []),
+        (2, 1, 2, 12, []),
+        (1, 2, 3, 12, []),
+        (1, 1, 1, 12, []),
+    ],
+)
+def test_threads_without_a_sequence_and_head_of_their_own_read_a_run(batch, heads, threads, slots, runs, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(seam, "RUN_TOKENS", 3)
+    read = []
+
+    def spy(q, key, value, scale):
+        read.extend([key.shape[2]] * key.shape[1])
+        assert key._is_view()
+        return flash(q, key, value, scale)
+
+    flash = seam._flash
+    monkeypatch.setattr(seam, "_flash", spy)
+    q, k, v = random(batch, 6, 1, 8), random(batch, heads, slots, 8, seed=1), random(batch, heads, slots, 8, seed=2)
+    out = attend(q, decode_view(k, v), ("k", "v"), scale=0.4)
+    assert read == runs
+    for row in range(batch):
+        assert error(out[row], reference.attention(q[row], k[row], v[row], scale=0.4, q_positions=[slots])) < FLOAT64
+
+
+def test_runs_are_merged_in_the_dtype_of_the_query():
+    q, k, v = random(1, 4, 1, 8), random(1, 1, 9, 8, seed=1), random(1, 1, 9, 8, seed=2)
+    exact = reference.attention(q[0], k[0], v[0], scale=0.4, q_positions=[9])
+    with backend("split"):
+        out = attend(q.bfloat16(), decode_view(k.bfloat16(), v.bfloat16()), ("k", "v"), scale=0.4)
+    assert out.dtype == torch.bfloat16
+    assert error(out[0].double(), exact) < 2e-2
 
 
 @backends
@@ -193,7 +254,12 @@ def test_attention_is_differentiable_in_everything_it_reads(name):
 
     def run(q, k, v, sink):
         view = view_of(k, v, [[-1, 3]], [[0, 1, 2, 3]])
-        return attend(q, view, ("k", "v"), scale=0.4, sink=sink), attend(q, view, ("k", "v"), scale=0.4)
+        whole = view.dense("k")[0][..., :2], view.dense("v")[0]
+        return (
+            attend(q, view, ("k", "v"), scale=0.4, sink=sink),
+            attend(q, view, ("k", "v"), scale=0.4),
+            attend(q[:, :, :1, :2], decode_view(*whole), ("k", "v"), scale=0.4),
+        )
 
     with backend(name):
         assert torch.autograd.gradcheck(run, (q, k, v, sink))
@@ -243,7 +309,9 @@ def test_a_backend_forced_in_vain_ends_with_its_block():
 
 def test_an_unknown_backend_is_refused_with_the_nearest():
     with (
-        pytest.raises(ValueError, match=r"unknown backend 'spda'; did you mean sdpa\? \(known: sdpa, reference\)"),
+        pytest.raises(
+            ValueError, match=r"unknown backend 'spda'; did you mean sdpa\? \(known: split, sdpa, reference\)"
+        ),
         backend("spda"),
     ):
         pass

@@ -123,11 +123,25 @@ def test_passes_shorter_than_the_crossover_are_absorbed(monkeypatch):
         assert len(expansions) == count
 
 
+@pytest.mark.parametrize(("cached", "below"), [(0, 5), (1, 18)])
+def test_by_default_a_pass_is_absorbed_below_the_measured_crossover(cached, below, monkeypatch):
+    """10 tokens in multiplications: 5 for a prompt that is all there is, 17.5 over a cache."""
+    monkeypatch.setattr(mla, "crossover", lambda config: 10)
+    module, expansions = module_of(PLAIN), []
+    expand = module.expand
+    monkeypatch.setattr(module, "expand", lambda *parts: expansions.append(parts[0].shape) or expand(*parts))
+    for tokens in (below - 1, below):
+        store = KVCache([module.cache_spec], batch=1, capacity=20, dtype="float64")
+        if cached:
+            store.advance(store.step(1, cached))
+        module(random(1, tokens, 32), store.step(1, tokens), store.layers[0])
+        assert len(expansions) == (tokens == below)
+
+
 def test_the_crossover_counts_multiplications():
     # DeepSeek-V3: 512 * (128 + 128) / ((2 * 512 + 64) - (192 + 128)) = 131072 / 768.
     assert crossover(MLAConfig(7168, 128)) == pytest.approx(170.667, abs=1e-3)
     assert crossover(replace(PLAIN, kv_lora_rank=8, v_head_dim=40)) == math.inf
-    assert MultiHeadLatentAttention(PLAIN).absorbed_below == crossover(PLAIN)
 
 
 def test_the_cache_holds_the_normed_latent_and_the_rotated_unnormed_rope_key_and_nothing_else():
