@@ -7,6 +7,7 @@ causal or masked, aliased or not), never on a tensor's contents. `backend(name)`
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ Expand = Callable[..., tuple[Tensor, Tensor]]
 
 RUN_TOKENS = 512
 """The fewest cached tokens that are worth a thread of their own."""
+
+UNFOLDED_TOKENS = 256
+"""From so many query tokens on, heads of a group are not folded: it would repeat the mask for each of them."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +135,15 @@ def accepts_sdpa(request: Request) -> bool:
 
 
 def accepts_split(request: Request) -> bool:
-    """A step on the CPU that sees the whole cache, with threads to spare; without gradients, which the merge lacks."""
+    """A step on the CPU that sees the whole cache, with threads to spare.
+
+    Neither gradients, which the merge lacks, nor autocast, which does not know the operator.
+    """
     if not accepts_sdpa(request) or request.expand is not None:
         return False
-    return not (torch.is_grad_enabled() and request.q.requires_grad) and _runs(request) > 1
+    if (torch.is_grad_enabled() and request.q.requires_grad) or torch.is_autocast_enabled(request.q.device.type):
+        return False
+    return _runs(request) > 1
 
 
 BACKENDS: dict[str, tuple[Callable[[Request], bool], Callable[[Request], Tensor]]] = {
@@ -147,7 +156,10 @@ _forced: str | None = None
 
 @contextmanager
 def backend(name: str | None) -> Iterator[None]:
-    """Use this backend wherever it accepts the request; None lets `attend` choose. Unknown names are refused."""
+    """Use this backend wherever it accepts the request; None lets `attend` choose. Unknown names are refused.
+
+    It holds for the whole process, other threads included.
+    """
     global _forced
     if name is not None and name not in BACKENDS:
         raise ValueError(unknown("backend", name, BACKENDS))
@@ -156,6 +168,27 @@ def backend(name: str | None) -> Iterator[None]:
         yield
     finally:
         _forced = before
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Within, how often each backend computes: a forced one leaves to others what it does not accept."""
+    counts: Counter[str] = Counter()
+    before = dict(BACKENDS)
+
+    def counting(name: str, run: Callable[[Request], Tensor]) -> Callable[[Request], Tensor]:
+        def ran(request: Request) -> Tensor:
+            counts[name] += 1
+            return run(request)
+
+        return ran
+
+    for name, (accepts, run) in before.items():
+        BACKENDS[name] = accepts, counting(name, run)
+    try:
+        yield counts
+    finally:
+        BACKENDS.update(before)
 
 
 def _choose(request: Request) -> Callable[[Request], Tensor]:
@@ -236,6 +269,11 @@ def _scaled_dot_product(request: Request, key: Tensor, value: Tensor) -> Tensor:
             q, key, value, is_causal=True, scale=request.scale, enable_gqa=1 < heads < q.shape[1]
         )
     mask = request.view.plan.mask
+    if mask is not None and q.shape[2] >= UNFOLDED_TOKENS:
+        key, value = (tensor.expand(-1, q.shape[1], -1, -1) if heads == 1 else tensor for tensor in (key, value))
+        return F.scaled_dot_product_attention(
+            q, key, value, attn_mask=mask, scale=request.scale, enable_gqa=1 < heads < q.shape[1]
+        )
     if heads == 1:
         parts = _parts(q, group)
         key, value = (tensor.expand(-1, parts, -1, -1) for tensor in (key, value))

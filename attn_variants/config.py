@@ -6,15 +6,19 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, Self
 
-from attn_variants.contract import CacheSpec, Entry, Record, require_size
+from attn_variants.contract import LARGEST_SIZE, CacheSpec, Entry, Record, require_size
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+MOST_LAYERS = 10_000
+"""Published models have a few hundred at most."""
 
 
 def require_positive(owner: object, *names: str) -> None:
     """Refuse a size that is zero, negative or no integer, naming the field and its value."""
     for name in names:
-        require_size(name, getattr(owner, name))
+        require_size(name, getattr(owner, name), most=LARGEST_SIZE)
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,14 @@ class RopeConfig:
                 f"beta_fast ({self.beta_fast}) must be at least beta_slow ({self.beta_slow}), and both above 0"
             )
 
-    def rotary_dim(self, head_dim: int) -> int:
+    def rotary_dim(self, head_dim: int, name: str = "head_dim") -> int:
         """Leading numbers of a head that turn; they come in pairs."""
         dim = int(head_dim * self.partial_rotary_factor)
         if dim < 2 or dim % 2:
+            part = f" * partial_rotary_factor ({self.partial_rotary_factor})" if self.partial_rotary_factor != 1 else ""
             raise ValueError(
-                f"rope dim ({dim} = int({head_dim} * {self.partial_rotary_factor})) must be even and at least 2: "
-                "rotary numbers turn in pairs"
+                f"the rope dim, {name} ({head_dim}){part} = {dim}, must be even and at least 2, since rotary numbers "
+                f"turn in pairs: give another {name}"
             )
         return dim
 
@@ -85,6 +90,10 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
+def _size(default: int | None, meaning: str) -> Any:
+    return field(default=default, metadata={"help": meaning})
+
+
 @dataclass(frozen=True)
 class Geometry:
     """One set of sizes from which every variant can be made, so that a comparison changes the variant and nothing else.
@@ -92,20 +101,21 @@ class Geometry:
     The defaults are Llama-3-8B's, with DeepSeek-V3's head sizes for MLA.
     """
 
-    layers: int = 32
-    hidden_size: int = 4096
-    heads: int = 32
-    kv_heads: int = 8
-    head_dim: int = 128
-    kv_lora_rank: int = 512
-    q_lora_rank: int | None = None
-    qk_rope_head_dim: int = 64
-    qk_nope_head_dim: int = 128
-    v_head_dim: int = 128
-    intermediate_size: int = 14336
-    vocab_size: int = 128256
+    layers: int = _size(32, "Decoder layers.")
+    hidden_size: int = _size(4096, "Width of the residual stream.")
+    heads: int = _size(32, "Query heads.")
+    kv_heads: int = _size(8, "Key/value heads of GQA.")
+    head_dim: int = _size(128, "Width of a head of MHA, GQA and MQA.")
+    kv_lora_rank: int = _size(512, "MLA: numbers of the cached latent.")
+    q_lora_rank: int | None = _size(None, "MLA: rank of the queries; unset is full rank.")
+    qk_rope_head_dim: int = _size(64, "MLA: numbers of the cached rope key.")
+    qk_nope_head_dim: int = _size(128, "MLA: width of a head's key without positions.")
+    v_head_dim: int = _size(128, "MLA: width of a head's value.")
+    intermediate_size: int = _size(14336, "Width of the MLP.")
+    vocab_size: int = _size(128256, "Token ids.")
 
     def __post_init__(self) -> None:
+        require_size("layers", self.layers, most=MOST_LAYERS)
         require_positive(self, *(item.name for item in fields(self) if item.name != "q_lora_rank"))
 
 
@@ -259,7 +269,7 @@ class MLAConfig:
         )
         if self.q_lora_rank is not None:
             require_positive(self, "q_lora_rank")
-        self.rope.rotary_dim(self.qk_rope_head_dim)
+        self.rope.rotary_dim(self.qk_rope_head_dim, "qk_rope_head_dim")
 
     @property
     def qk_head_dim(self) -> int:

@@ -18,10 +18,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def require_size(name: str, value: object, least: int = 1) -> None:
-    """Refuse what is no integer of at least `least`, naming the field and its value."""
+LARGEST_SIZE = 2**31 - 1
+"""Above this no axis of a tensor is meant."""
+
+
+def require_size(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+    """Refuse what is no integer of `least` to `most`, naming the field and its value."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} ({value!r}) must be an integer of at least {least}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} ({value}) must be at most {most}")
 
 
 @dataclass(frozen=True)

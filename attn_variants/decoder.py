@@ -143,7 +143,10 @@ class Decoder(nn.Module):
         the cache cannot take.
         """
         if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32) or ids.numel() == 0:
-            raise ValueError(f"ids must be int64 or int32 of shape (B, T), got {ids.dtype} of shape {tuple(ids.shape)}")
+            raise ValueError(
+                f"ids must be int64 or int32 of shape (B, T), got {ids.dtype} of shape {tuple(ids.shape)}; "
+                "both sizes at least 1"
+            )
         batch, tokens = ids.shape
         if cache is None:
             if rows is not None:

@@ -19,6 +19,7 @@ DTYPE_BYTES = {
     "int8": 1,
     "uint8": 1,
 }
+FLOATS = ("float64", "float32", "bfloat16", "float16")
 _SHORT = {
     "fp64": "float64",
     "double": "float64",
@@ -38,6 +39,14 @@ def canonical_dtype(dtype: str | torch.dtype) -> str:
     name = _SHORT.get(name.lower(), name.lower())
     if name not in DTYPE_BYTES:
         raise ValueError(unknown("dtype", str(dtype), DTYPE_BYTES))
+    return name
+
+
+def float_dtype(dtype: str | torch.dtype) -> str:
+    """torch's name of a dtype that keys and values can have: a float of at least 16 bits."""
+    name = canonical_dtype(dtype)
+    if name not in FLOATS:
+        raise ValueError(f"dtype {name} holds no keys and values as they are; give one of {', '.join(FLOATS)}")
     return name
 
 

@@ -18,6 +18,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules import module as everywhere
 
 Group = tuple[nn.Linear, ...]
 """Layers that read the same input; most stand alone."""
@@ -46,10 +47,11 @@ def project(x: Tensor, *layers: nn.Linear) -> list[Tensor]:
 def lay_out_weights(model: nn.Module) -> dict[str, str]:
     """Store the weights of each shape in the faster order, and say which: {"out x in": "rows" or "columns"}.
 
-    Values, shapes, names and gradients stay what they are; strides alone change. Layers that their module names in
-    `same_input`, to be used through `project`, are laid side by side and called "out + out x in". A weight that is also
-    an embedding keeps its rows, which lookups read, and so does one that its module names in `by_rows`, for other
-    products than the layer's own. On a GPU, whose products read both orders alike, nothing is done.
+    Values, shapes, names and gradients stay what they are; strides change. Layers that their module names in
+    `same_input`, to be used through `project`, are laid side by side in one storage and called "out + out x in": what
+    writes tensors by storage, as safetensors does, wants `.contiguous()` of each. A weight that is also an embedding
+    keeps its rows, which lookups read, and so does one that its module names in `by_rows`, for other products than the
+    layer's own. On a GPU, whose products read both orders alike, nothing is done.
     """
     by_shape = defaultdict(list)
     for group in _groups(model):
@@ -114,7 +116,13 @@ def _side_by_side(layers: Sequence[nn.Linear]) -> Tensor | None:
 
 
 def _watched(layer: nn.Linear) -> bool:
-    return type(layer) is not nn.Linear or bool(layer._forward_hooks or layer._forward_pre_hooks)
+    """Whether a call of the layer is more than its product: a class, a forward or hooks of somebody's own."""
+    return (
+        type(layer) is not nn.Linear
+        or "forward" in vars(layer)
+        or bool(layer._forward_hooks or layer._forward_pre_hooks or everywhere._global_forward_hooks)
+        or bool(everywhere._global_forward_pre_hooks)
+    )
 
 
 def _columns_are_faster(groups: Sequence[Group]) -> bool:
@@ -122,7 +130,7 @@ def _columns_are_faster(groups: Sequence[Group]) -> bool:
     several = max(1, min(len(groups), COLD_BYTES // sum(layer.weight.nbytes for layer in groups[0])))
     rows = [[layer.weight.detach().contiguous() for layer in group] for group in groups[:several]]
     columns = [[_joined(weights)] for weights in rows]
-    x = torch.randn(1, rows[0][0].shape[1], dtype=rows[0][0].dtype)
+    x = torch.ones(1, rows[0][0].shape[1], dtype=rows[0][0].dtype)
     with torch.inference_mode():
         _products(x, rows)
         _products(x, columns)

@@ -15,6 +15,8 @@ that all heads share, and the nope part stays free of positions.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -26,12 +28,11 @@ from attn_variants.norm import RMSNorm
 from attn_variants.rope import rotate
 from attn_variants.transient import standing
 
-CACHED_SHARE, PROMPT_SHARE = 1.75, 0.5
-"""Where absorbed and expanded took the same time, in shares of the crossover in multiplications.
+MEASURED = 2.0
+"""Query tokens at which absorbed and expanded took the same time, over those of the same multiplications.
 
-Medians of what `python -m attn_variants.bench.crossover` measured on a CPU (reports/crossover.md): over a cache later,
-as expanded keys and values also have to be written and read again; in a prompt that is all there is earlier, as few
-tokens are expanded.
+About the median of what `python -m attn_variants.bench.crossover` measured on a CPU (reports/crossover.md). It is later
+because expanded keys and values also have to be written and read again.
 """
 
 
@@ -39,7 +40,7 @@ class MultiHeadLatentAttention(nn.Module):
     """MLA over a cache of R + P numbers per token: the normed latent and the rotated shared rope key.
 
     absorbed_below: passes of fewer query tokens are absorbed, others expanded; 0 never absorbs, math.inf always does,
-    None (the default) leaves it to measured shares of the `crossover`.
+    None (the default) is `MEASURED` times the `crossover` for the keys of the pass.
     """
 
     # Absorption reads this weight head by head, which takes its rows to be contiguous.
@@ -72,7 +73,7 @@ class MultiHeadLatentAttention(nn.Module):
         step, cache = standing(x, step, cache, self.cache_spec)
         q_nope, q_rope, latent, k_rope = self._project(x, step)
         view = cache.append(step, latent=latent, k_rope=k_rope)
-        if x.shape[1] < self._absorbed_below(step):
+        if x.shape[1] < self._absorbed_below(view.plan.limit):
             w_uk, w_uv = self._up_projections()
             q = torch.cat([_per_head(q_nope, w_uk), q_rope], dim=-1)  # (B, H, T, R + P)
             out = attend(q, view, ("kv", "latent"), scale=self.config.scale)  # (B, H, T, R)
@@ -108,10 +109,8 @@ class MultiHeadLatentAttention(nn.Module):
         rope = config.rope
         return q_nope, rotate(q_rope, step, rope), self.kv_a_layernorm(latent), rotate(k_rope, step, rope)
 
-    def _absorbed_below(self, step: Step) -> float:
-        if self.absorbed_below is not None:
-            return self.absorbed_below
-        return crossover(self.config) * (PROMPT_SHARE if step.fresh else CACHED_SHARE)
+    def _absorbed_below(self, keys: int) -> float:
+        return MEASURED * crossover(self.config, keys) if self.absorbed_below is None else self.absorbed_below
 
     def _up_projections(self) -> tuple[Tensor, Tensor]:
         """W_UK (H, N, R) and W_UV (H, V, R), as views of kv_b_proj's weight."""
@@ -136,16 +135,18 @@ class ExpandedMultiHeadLatentAttention(MultiHeadLatentAttention):
         return merged
 
 
-def crossover(config: MLAConfig) -> float:
-    """Query tokens per cached token at which absorbed and expanded cost the same multiplications.
+def crossover(config: MLAConfig, keys: int) -> float:
+    """Query tokens at which absorbed and expanded cost the same multiplications, each query meeting so many keys.
 
-    Absorbed multiplies H (2 R + P) numbers per query and key; expanded H (N + P + V) per query and key and, once per
-    key, R H (N + V). DeepSeek-V3's sizes give 512 * 256 / (1088 - 320), about 171.
+    Per head, absorbed multiplies 2 R + P numbers for each query and key, and R (N + V) for each query; expanded
+    N + P + V for each query and key, and R (N + V) for each key. DeepSeek-V3's sizes give 171 for very many keys,
+    131072 / (1088 - 320), 158 for 2048 and 128 for 512.
     """
     absorbed = 2 * config.kv_lora_rank + config.qk_rope_head_dim
     expanded = config.qk_head_dim + config.v_head_dim
     once = config.kv_lora_rank * (config.qk_nope_head_dim + config.v_head_dim)
-    return once / (absorbed - expanded) if absorbed > expanded else float("inf")
+    per_query = keys * (absorbed - expanded) + once
+    return keys * once / per_query if per_query > 0 else math.inf
 
 
 def _per_head(x: Tensor, weight: Tensor) -> Tensor:

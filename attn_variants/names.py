@@ -9,7 +9,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`"; did you mean a, b or c?"`, or nothing when no known name is close."""
     from difflib import get_close_matches
 
-    close = get_close_matches(name, list(known), n=3, cutoff=0.5)
+    close = get_close_matches(name.lower(), list(known), n=3, cutoff=0.5)
     if not close:
         return ""
     listed = " or ".join([", ".join(close[:-1]), close[-1]] if len(close) > 1 else close)

@@ -122,6 +122,10 @@ def fresh_step(
     device: torch.device | str | None = None,
 ) -> Step:
     """The step of a pass that starts at position 0 in every row; padding as in `place`."""
+    if counts is None and mask is None and tokens > 0:
+        # No host fact depends on the number of tokens, so that one compiled graph serves any.
+        positions = torch.arange(tokens, device=device).expand(batch, tokens)
+        return Step(positions, torch.full((batch,), tokens, device=device), fresh=True)
     placement = place((0,) * batch, tokens, counts=counts, mask=mask, device=device)
     lengths = torch.tensor(placement.counts, device=device)
     return Step(placement.positions, lengths, fresh=placement.left, padded=placement.padded)
@@ -192,8 +196,16 @@ def standing(x: Tensor, step: Step | None, cache: LayerCache | None, spec: Cache
     """The step and cache of a module's pass over x (B, T, hidden); a module used alone gets its own.
 
     Raises ValueError for a cache without the step that says where its tokens stand, for a step that stands on a cache
-    and comes without it, and for a step of other rows.
+    and comes without it, for a step of other rows, and for things that are none of these.
     """
+    if x.ndim != 3:
+        raise ValueError(f"attention takes x as (B, T, hidden), got {tuple(x.shape)}")
+    if step is not None and not isinstance(step, Step):
+        raise ValueError(
+            f"step must be a Step, got {type(step).__name__}; for padding make one with fresh_step(B, T, mask=...)"
+        )
+    if hasattr(cache, "layers"):
+        raise ValueError(f"a module takes one layer's cache, got a whole {type(cache).__name__}: give its layers[i]")
     if step is None:
         if cache is not None:
             raise ValueError("a layer's cache comes with the step that KVCache.step made; got a cache and no step")

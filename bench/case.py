@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attn_variants.config import DecoderConfig, Geometry, MHAConfig
-from attn_variants.contract import CacheSpec
+from attn_variants.config import DecoderConfig, Geometry
+from attn_variants.contract import CacheSpec, Entry, Record
 from attn_variants.names import unknown
 from attn_variants.registry import variant_named
 
@@ -73,7 +73,8 @@ class Subject:
 def variant_subject(name: str, geometry: Geometry) -> Subject:
     """A variant at these sizes; an unknown name is refused with the nearest."""
     spec = variant_named(name).config.from_geometry(geometry).cache_spec()
-    mha = MHAConfig.from_geometry(geometry).cache_spec()
+    head = geometry.heads, geometry.head_dim
+    mha = CacheSpec(records=(Record.of(Entry("k", *head)), Record.of(Entry("v", *head))))
     return Subject(name, name, (spec,) * geometry.layers, (mha,) * geometry.layers)
 
 
@@ -81,6 +82,8 @@ def model_subject(model: str) -> Subject:
     """A published model: a preset's name, a config.json or the folder that holds one."""
     from attn_variants.cache import model_cache
 
+    if not model:
+        raise ValueError("--model is empty; give a preset, a config.json or its folder")
     return Subject(model, None, tuple(model_cache(model).layers))
 
 

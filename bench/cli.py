@@ -17,17 +17,28 @@ from attn_variants.config import Geometry
 from attn_variants.dtypes import canonical_dtype
 from attn_variants.registry import VARIANTS, variant_named
 
-from .case import LLAMA_3_8B, PRESET_GEOMETRIES, SMALL, model_subject, preset_geometry, variant_subject
+from .case import (
+    LLAMA_3_8B,
+    PRESET_GEOMETRIES,
+    SMALL,
+    decoder_config,
+    model_subject,
+    preset_geometry,
+    variant_subject,
+)
 from .options import Common, given, listed, numbered, require_positive, spread
 from .results import Report, deliver, environment, require_writable, to_stdout
-from .tables import Column, Table, as_text
+from .tables import as_text
 
 app = typer.Typer(add_completion=False)
+MOST_THREADS = 1024
 COMMON = tuple(Common.__dataclass_fields__)
 GEOMETRY = tuple(Geometry.__dataclass_fields__)
 
 SEVERAL = "comma-separated or repeated"
-Variants = Annotated[list[str] | None, typer.Option(help=f"Variants, {SEVERAL}; all of them when not given.")]
+Variants = Annotated[
+    list[str] | None, typer.Option(help=f"Of {', '.join(VARIANTS)}; {SEVERAL}; all of them when not given.")
+]
 Dtypes = Annotated[list[str] | None, typer.Option(help=f"Dtypes, {SEVERAL}.")]
 
 
@@ -116,7 +127,7 @@ def parity(
 ) -> None:
     """Is the output right? Every variant, store, backend and dtype, several ways, against a float64 reference."""
     require_ready(common)
-    variants = variants_named(variant)
+    variants = buildable(variants_named(variant), geometry)
     dtypes = dtypes_named(dtype or ["float32", "float16", "bfloat16"])
     device = resolved_device(common)
 
@@ -138,8 +149,10 @@ def throughput(
         typer.Option("--preset-geometry", help=f"Sizes and variant by name: {', '.join(PRESET_GEOMETRIES)}."),
     ] = None,
     variant: Variants = None,
-    context: Annotated[list[str] | None, typer.Option(help=f"Tokens cached before the first step, {SEVERAL}.")] = None,
-    batch: Annotated[list[str] | None, typer.Option(help=f"Batch sizes, {SEVERAL}.")] = None,
+    context: Annotated[
+        list[str] | None, typer.Option(help=f"Tokens cached before the first step, {SEVERAL}.", show_default="512,2048")
+    ] = None,
+    batch: Annotated[list[str] | None, typer.Option(help=f"Batch sizes, {SEVERAL}.", show_default="1")] = None,
     dtype: Dtypes = None,
     against: Annotated[str | None, typer.Option(help="A peer on the same weights: transformers.")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Measure compiled decode steps too.")] = False,
@@ -155,7 +168,7 @@ def throughput(
             raise ValueError(f"{', '.join(sizes)} and --preset-geometry exclude each other; give one of them")
         subject, (own, geometry) = preset, preset_geometry(preset)
         variant = variant or [own]
-    variants = variants_named(variant)
+    variants = buildable(variants_named(variant), geometry)
     contexts = numbered("--context", context or ["512", "2048"])
     batches = numbered("--batch", batch or ["1"])
     dtypes = dtypes_named(dtype or ["float32"])
@@ -185,7 +198,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 128,
     dtype: Annotated[str | None, typer.Option(help="Dtype to compute in.", show_default="the checkpoint's")] = None,
 ) -> None:
-    """Continue a prompt, greedily, as it is written; statistics at the end."""
+    """Continue a prompt greedily, without a chat template; the text as it comes, statistics at the end."""
     require_ready(common)
     require_positive(max_new_tokens=max_new_tokens)
     chosen = None if dtype is None else canonical_dtype(dtype)
@@ -211,15 +224,24 @@ def fetch(
 
     require_ready(common)
     folder = fetched(name, force=force, progress=lambda line: print(line, file=sys.stderr))
-    row = {"model": name, "folder": str(folder)}
-    columns = (Column("model", "model", right=False), Column("folder", "folder", right=False))
-    finish(ctx, Report([row], [Table("Fetched", columns, [row])]), common, "cpu")
+    if shows_tables(common):
+        # Bare, for a shell to use.
+        to_stdout(f"{folder}\n")
+    report = Report([{"model": name, "folder": str(folder)}])
+    finish(ctx, report, common, "cpu", shown=shows_tables(common) and not common.output)
 
 
 def variants_named(values: Sequence[str] | None) -> list[str]:
     """The variants asked for, all of them for None; an unknown one is refused with the nearest."""
     names = list(VARIANTS) if values is None else listed("--variant", values)
     return [variant_named(name).name for name in names]
+
+
+def buildable(variants: list[str], geometry: Geometry) -> list[str]:
+    """The same, after their decoders' sizes were found to work out: before any of them is measured."""
+    for name in variants:
+        decoder_config(name, geometry)
+    return variants
 
 
 def dtypes_named(values: Sequence[str]) -> list[str]:
@@ -231,7 +253,9 @@ def require_ready(common: Common) -> None:
     """Refuse common flags that could not be obeyed, before any work."""
     for path in common.output or ():
         require_writable(path)
-    require_positive(threads=common.threads)
+    require_positive(most=MOST_THREADS, threads=common.threads)
+    if not 0 <= common.seed < 2**63:
+        raise ValueError(f"--seed ({common.seed}) must be an integer of 0 to 2**63 - 1")
 
 
 def shows_tables(common: Common) -> bool:
@@ -276,6 +300,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(f"{name}{error.strerror or error}", getattr(error, "__notes__", []))
     except ValueError as error:
         return _refuse(str(error), getattr(error, "__notes__", []))
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        return _refuse("there is not enough memory for these sizes", ["give a smaller --batch, --context or geometry"])
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, or was asked for in sizes that nothing has; torch says so in words alone on a CPU."""
+    words = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def _with_value(message: str, words: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._dynamo import config as dynamo
 from torch._inductor import config as inductor
 
 from attn_variants.cache import KVCache
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 TRANSFORMERS_CACHES = ("dynamic", "static")
 PASS_TOKENS = 16384
 """Most tokens, over all rows, that one pass of a prefill takes; it bounds the memory of activations."""
+PASS_MASK = 2**26
+"""Most entries, over all rows, of a pass's mask."""
 
 
 class Contestant(Protocol):
@@ -112,6 +115,8 @@ class Compiled(Ours):
 
     def __init__(self, decoder: Decoder, *, batch: int, capacity: int) -> None:
         super().__init__(decoder, batch=batch, capacity=capacity, static=True)
+        # All decoders share one `compute`, whose graphs are counted together: without this the ninth would run eagerly.
+        torch._dynamo.reset()
         self._compute = torch.compile(decoder.compute, dynamic=False)
         frozen = decoder.device.type == "cpu"
         # Freezing has to be set while the first call is traced; torch.compile's own options come too late for it.
@@ -122,7 +127,7 @@ class Compiled(Ours):
     def decode(self, token: Tensor) -> Tensor:
         """One compiled step; where it stands is worked out before, so that no graph depends on it."""
         step = self._cache.step(*token.shape)
-        with self._compiler:
+        with self._compiler, dynamo.patch(fail_on_recompile_limit_hit=True):
             logits: Tensor = self._compute(token, step, self._cache.layers)
         self._compiler = nullcontext()
         self._cache.advance(step)
@@ -184,6 +189,12 @@ class Transformers:
 
 def in_passes(forward: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
     """The last logits of ids (B, T) that go through in passes of bounded size."""
-    for piece in ids.split(max(1, PASS_TOKENS // ids.shape[0]), dim=1):
+    rows, tokens = ids.shape
+    done = 0
+    while done < tokens:
+        # A pass over a warm cache has a mask of its tokens by all before them; the first has none.
+        most = PASS_TOKENS if not done else min(PASS_TOKENS, PASS_MASK // tokens)
+        piece = ids[:, done : done + max(1, most // rows)]
         logits = forward(piece)
+        done += piece.shape[1]
     return logits

@@ -1,6 +1,6 @@
 """At how many query tokens do MLA's two orders take the same time? What `MultiHeadLatentAttention` chooses by.
 
-    python -m attn_variants.bench.crossover [FILE.md]
+    python -m attn_variants.bench.crossover [--output FILE.md]
 
 One layer at DeepSeek-V3's sizes per head, absorbed and expanded in turns, over a filled cache and over a prompt alone.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,13 @@ from attn_variants.config import MLAConfig
 from attn_variants.mla import MultiHeadLatentAttention, crossover
 
 from .measure import Timings, prepare
-from .results import Report, Row, deliver, environment
+from .progress import Progress
+from .results import Report, Row, deliver, environment, require_writable
 from .tables import Column, Table, exact, figure
 
 HEADS = (16, 32)
 CACHED = (0, 512, 2048, 8192)
-"""Cached tokens; at 0 the query tokens are a prompt that is all there is."""
+"""Tokens cached before; with 0 the query tokens are a prompt that is all there is."""
 
 TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 TURNS = 5
@@ -40,13 +41,19 @@ COLUMNS = (
 )
 NOTE = (
     "Absorbed over expanded time, by query tokens; where the two are equal, between neighbours in proportion; and that "
-    "number over the one at which both take the same multiplications."
+    "number over the one at which both take the same multiplications for as many keys."
 )
 
 
 def crossover_report(heads: Sequence[int] = HEADS, cached: Sequence[int] = CACHED) -> Report:
     """A row per number of heads and of cached tokens."""
-    rows = [_row(count, before) for count in heads for before in cached]
+    rows = []
+    progress = Progress("crossover", len(heads) * len(cached))
+    for count in heads:
+        for before in cached:
+            progress.at(f"{count} heads, {before} cached tokens")
+            rows.append(_row(count, before))
+    progress.close()
     return Report(rows, [Table("MLA: absorbed against expanded", COLUMNS, rows, NOTE)])
 
 
@@ -65,7 +72,7 @@ def _row(heads: int, cached: int) -> Row:
         "cached": cached,
         **{f"ratio_{tokens}": ratio for tokens, ratio in ratios.items()},
         "tokens": equal,
-        "share": None if equal is None else equal / crossover(config),
+        "share": None if equal is None else equal / crossover(config, cached + round(equal)),
     }
 
 
@@ -76,7 +83,8 @@ def _ratio(module: MultiHeadLatentAttention, cache: KVCache, tokens: int) -> flo
     with torch.inference_mode():
         for _ in range(TURNS + 1):
             seconds = []
-            for module.absorbed_below in (math.inf, 0):
+            for below in (math.inf, 0):
+                module.absorbed_below = below
                 work = partial(module, x, cache.step(1, tokens), cache.layers[0])
                 seconds.append(Timings().time("cpu", work))
             ratios.append(seconds[0] / seconds[1])
@@ -93,8 +101,18 @@ def equal_at(ratios: dict[int, float]) -> float | None:
     return None
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The command."""
+    parser = ArgumentParser(prog="python -m attn_variants.bench.crossover", description=__doc__)
+    parser.add_argument("--output", type=Path, help="write the table to this file")
+    output: Path | None = parser.parse_args().output
+    if output is not None:
+        require_writable(output)
     prepare("cpu", seed=0, threads=None)
-    facts = environment([], seed=0, device="cpu", threads=None)
-    facts["command"] = "python -m attn_variants.bench.crossover"
-    deliver(crossover_report(), None, [Path(name) for name in sys.argv[1:]], facts)
+    report = crossover_report()
+    facts = environment([], seed=0, device="cpu", threads=None) | {"command": parser.prog}
+    deliver(report, None, [] if output is None else [output], facts)
+
+
+if __name__ == "__main__":
+    main()

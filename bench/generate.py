@@ -69,7 +69,8 @@ def _generated(
         first = first if ids else last
         ids.append(token.id)
         reason = token.reason or reason
-        text = decode(ids)
+        # An end token is no text.
+        text = decode(ids[:-1] if reason == "eos" else ids)
         if not text.endswith(UNFINISHED):
             say(text[said:])
             said = len(text)

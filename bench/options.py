@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 
+from attn_variants.contract import LARGEST_SIZE
+
 Format = Literal["table", "json", "csv", "markdown"]
 
 
@@ -66,15 +68,15 @@ def _field_parameters(kind: type, default: Any) -> list[inspect.Parameter]:
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=getattr(source, field.name),
-            annotation=_flag(hints[field.name], kind.__name__),
+            annotation=_flag(hints[field.name], kind.__name__, field.metadata.get("help")),
         )
         for field in fields(kind)
     ]
 
 
-def _flag(hint: Any, panel: str) -> Any:
+def _flag(hint: Any, panel: str, meaning: str | None) -> Any:
     """A field without an option of its own gets one in the help's panel of its dataclass."""
-    return hint if get_origin(hint) is Annotated else Annotated[hint, typer.Option(rich_help_panel=panel)]
+    return hint if get_origin(hint) is Annotated else Annotated[hint, typer.Option(rich_help_panel=panel, help=meaning)]
 
 
 def given(context: typer.Context, *names: str) -> list[str]:
@@ -101,13 +103,16 @@ def numbered(flag: str, values: Sequence[str]) -> list[int]:
     """The same, of positive integers."""
     items = listed(flag, values)
     for item in items:
-        if not item.isdecimal() or int(item) < 1:
-            raise ValueError(f"{flag} ({item}) must be a positive integer, or several, comma-separated")
+        if not item.isdecimal() or not 1 <= int(item) <= LARGEST_SIZE:
+            raise ValueError(f"{flag} ({item}) must be an integer of 1 to {LARGEST_SIZE}, or several, comma-separated")
     return [int(item) for item in items]
 
 
-def require_positive(**values: int | None) -> None:
-    """Refuse a flag whose value is zero or negative."""
+def require_positive(most: int = LARGEST_SIZE, **values: int | None) -> None:
+    """Refuse a flag whose value is zero, negative or beyond `most`."""
     for name, value in values.items():
+        flag = f"--{name.replace('_', '-')}"
         if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} ({value}) must be at least 1")
+            raise ValueError(f"{flag} ({value}) must be at least 1")
+        if value is not None and value > most:
+            raise ValueError(f"{flag} ({value}) must be at most {most}")

@@ -71,8 +71,13 @@ def as_csv(rows: Sequence[Row]) -> str:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that it is there complete or not at all: a sibling first, then one rename.
 
-    Raises OSError where the folder is missing or not writable.
+    What is no file, a pipe or a device, is written to as it is. Raises OSError where the folder is missing or not
+    writable.
     """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     descriptor, sibling = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -91,6 +96,13 @@ def require_writable(path: Path) -> None:
         raise ValueError(f"--output {path}: there is no folder {folder}; make it first")
     if path.is_dir():
         raise ValueError(f"--output {path} is a folder; name a file in it")
+    if path.exists() and not path.is_file():
+        return
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.resolve().parent, prefix=f".{path.name}."):
+            pass
+    except OSError as error:
+        raise ValueError(f"--output {path} cannot be written ({error.strerror}); choose another folder") from None
 
 
 def deliver(report: Report, form: str | None, outputs: Sequence[Path], environment: Row) -> None:
@@ -107,6 +119,8 @@ def deliver(report: Report, form: str | None, outputs: Sequence[Path], environme
 
 def to_stdout(text: str) -> None:
     """Print data. A reader that went away (`| head`) ends the command quietly."""
+    if sys.stdout is None:
+        raise ValueError("stdout is closed; give --output FILE")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_variants.contract import CacheSpec, require_size
-from attn_variants.dtypes import canonical_dtype, dtype_bytes
+from attn_variants.dtypes import canonical_dtype, dtype_bytes, float_dtype
 
 from .layouts import layout_named
 from .quantize import codec_named
@@ -37,7 +37,7 @@ def cache_shapes(
     """
     require_storable(specs)
     layout = layout_named(store, batch=batch, capacity=capacity)
-    chosen, name = codec_named(codec), canonical_dtype(dtype)
+    chosen, name = codec_named(codec), float_dtype(dtype)
     return {
         f"layers.{index}.{record.name}{part.suffix}": (layout.shape(record.heads, part.width), part.dtype)
         for index, spec in enumerate(specs)
@@ -100,6 +100,8 @@ def assert_cache_shapes(cache: KVCache | Mapping[str, Any], specs: Sequence[Cach
 
 def require_storable(specs: Sequence[CacheSpec]) -> None:
     """Refuse, by name, layers that remember what no store holds."""
+    if isinstance(specs, CacheSpec):
+        raise ValueError("specs must be a sequence with one CacheSpec per layer, got a single CacheSpec: [spec]")
     for index, spec in enumerate(specs):
         if spec.states:
             names = ", ".join(state.name for state in spec.states)

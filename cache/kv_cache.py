@@ -8,8 +8,8 @@ from operator import index
 import torch
 from torch import Tensor
 
-from attn_variants.contract import CacheSpec, Step
-from attn_variants.dtypes import canonical_dtype, dtype_bytes
+from attn_variants.contract import CacheSpec, Step, require_size
+from attn_variants.dtypes import dtype_bytes, float_dtype
 from attn_variants.transient import place
 
 from .accounting import require_storable
@@ -26,7 +26,8 @@ class KVCache:
     as it was.
 
     dtype: of the stored numbers, torch's or by name; None is torch's default. store: the layout; codec: how numbers are
-    stored. static: fixed shapes for compiled steps, see `layouts.Full`.
+    stored. burst: the most tokens that a step brings to rows that hold some already; a full store takes any number.
+    static: fixed shapes for compiled steps, see `layouts.Full`.
     Raises ValueError for sizes below 1, unknown names and for layers that remember what no store holds.
     """
 
@@ -40,24 +41,28 @@ class KVCache:
         device: torch.device | str | None = None,
         store: str = "full",
         codec: str = "plain",
+        burst: int = 1,
         static: bool = False,
     ) -> None:
+        require_storable(specs)
         if not specs:
             raise ValueError("a cache needs the specs of at least one layer, got none")
-        require_storable(specs)
+        require_size("burst", burst)
         self.specs = tuple(specs)
         self.batch = batch
         self.capacity = capacity
-        self.dtype = canonical_dtype(torch.get_default_dtype() if dtype is None else dtype)
+        self.dtype = float_dtype(torch.get_default_dtype() if dtype is None else dtype)
         self.store = store
         self.codec = codec
         self.static = static
         self._layout: Layout = layout_named(store, batch=batch, capacity=capacity, static=static)
         self._kinds = {_kind(spec): spec for spec in self.specs}
-        self.layers = [
-            Store(spec, self._layout, codec_named(codec), kind=_kind(spec), dtype=self.dtype, device=device)
-            for spec in self.specs
-        ]
+        # Made under inference mode the memory could be written to in no other.
+        with torch.inference_mode(False):
+            self.layers = [
+                Store(spec, self._layout, codec_named(codec), kind=_kind(spec), dtype=self.dtype, device=device)
+                for spec in self.specs
+            ]
         self._device = next(iter(self.layers[0].tensors.values())).device
         self._lengths = [0] * batch
         self._pending: tuple[Step, list[int], tuple[int, ...]] | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from attn_variants.contract import CacheSpec, Plan, Step, require_size
+from attn_variants.contract import LARGEST_SIZE, CacheSpec, Plan, Step, require_size
 from attn_variants.names import unknown
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def _scatter(step: Step, placement: Placement) -> tuple[torch.Tensor, torch.Tens
 
 def layout_named(name: str, *, batch: int, capacity: int, static: bool = False) -> Layout:
     """The layout called `name` at these sizes; an unknown name or a size below 1 is refused."""
-    require_size("batch", batch)
-    require_size("capacity", capacity)
+    require_size("batch", batch, most=LARGEST_SIZE)
+    require_size("capacity", capacity, most=LARGEST_SIZE)
     if name != "full":
         raise ValueError(unknown("store", name, ("full",)))
     return Full(batch, capacity, static)

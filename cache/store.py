@@ -72,8 +72,8 @@ class Store:
             record = self.spec.record_of(name)
             stored = {}
             for suffix, memory in self._tensors[record.name].items():
-                rows = memory if step.rows is None else memory[step.rows]
-                stored[suffix] = rows[:, :, : plan.limit]
+                visible = memory[:, :, : plan.limit]
+                stored[suffix] = visible if step.rows is None else visible[step.rows]
             row = self._codec.decode(stored)
             return row if name == record.name else row[..., record.columns(name)]
 

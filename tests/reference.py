@@ -178,7 +178,14 @@ def mla(weights: Weights, config, x: Tensor) -> Tensor:
 
 
 # The textbook of every variant in the registry: a new variant adds its own here.
-VARIANTS = {"mha": gqa, "mqa": gqa, "gqa": gqa, "mla": mla, "mla-expanded": mla}
+class Textbooks(dict):
+    """Equations by variant; one that nobody wrote is asked for by name."""
+
+    def __missing__(self, variant: str):
+        raise AssertionError(f"write the textbook of {variant} in tests/reference.py first")
+
+
+VARIANTS = Textbooks({"mha": gqa, "mqa": gqa, "gqa": gqa, "mla": mla, "mla-expanded": mla})
 
 
 def decoder(variant: str, weights: Weights, config, ids) -> Tensor:

@@ -66,9 +66,10 @@ def test_a_prompt_is_the_textbook(name, heads, value):
 @backends
 @pytest.mark.parametrize("heads", [1, 2, 3, 6])
 @pytest.mark.parametrize("value", [5, 8, 11])
-@pytest.mark.parametrize("threads", [1, 4, 16])
-def test_a_masked_chunk_is_the_textbook(name, heads, value, threads, monkeypatch):
+@pytest.mark.parametrize(("threads", "unfolded"), [(1, 256), (4, 256), (16, 256), (4, 3)])
+def test_a_masked_chunk_is_the_textbook(name, heads, value, threads, unfolded, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(seam, "UNFOLDED_TOKENS", unfolded)
     q, k, v = random(2, 6, 3, 8), random(2, heads, 7, 8, seed=1), random(2, heads, 7, value, seed=2)
     queries, keys = [[4, 5, 6], [1, 2, 3]], [[0, 1, 2, 3, 4, 5, 6], [3, -1, 0, 2, 1, -1, 9]]
     with backend(name):
@@ -276,6 +277,19 @@ def test_a_mask_of_the_wrong_width_is_no_mask():
             assert view.plan.mask.shape == (2, 1, tokens, view.plan.limit)
         assert view.dense("k")[0].shape == (2, 2, view.plan.limit, 8)
         assert view.plan.kv_positions.shape == (2, view.plan.limit)
+
+
+def test_each_backend_is_counted_under_its_own_name():
+    q, k, v = random(1, 6, 1, 8), random(1, 1, 9, 8, seed=1), random(1, 1, 9, 8, seed=2)
+    before = dict(seam.BACKENDS)
+    with seam.counted() as passes:
+        for name in ("split", "split", "sdpa", "reference"):
+            with backend(name):
+                attend(q, decode_view(k, v), ("k", "v"), scale=1.0)
+        with backend("split"):
+            attend(q, fresh_view(k[:, :, :1], v[:, :, :1]), ("k", "v"), scale=1.0)
+    assert passes == {"split": 2, "sdpa": 2, "reference": 1}
+    assert before == seam.BACKENDS
 
 
 def test_a_backend_is_forced_within_its_block_and_no_longer(monkeypatch):

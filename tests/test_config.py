@@ -100,8 +100,12 @@ def test_sizes_of_a_geometry_are_positive_integers(value):
             {"head_dim": None},
             r"hidden_size \(32\) must be a multiple of num_attention_heads \(6\) when head_dim",
         ),
-        (GQAConfig, {"head_dim": 7}, r"rope dim \(7.*must be even"),
-        (GQAConfig, {"rope": RopeConfig(partial_rotary_factor=0.4)}, r"rope dim \(3.*must be even"),
+        (GQAConfig, {"head_dim": 7}, r"head_dim \(7\) = 7, must be even"),
+        (
+            GQAConfig,
+            {"rope": RopeConfig(partial_rotary_factor=0.4)},
+            r"\(8\) \* partial_rotary_factor \(0\.4\) = 3, must",
+        ),
         (MHAConfig, {}, r"multi-head.*num_attention_heads \(6\), got 2; use GQAConfig"),
         (MQAConfig, {}, r"multi-query.*num_key_value_heads = 1, got 2; use GQAConfig"),
     ],
@@ -112,7 +116,7 @@ def test_heads_that_do_not_fit_are_refused(config, fields, message):
 
 
 def test_an_odd_rope_dim_of_latent_attention_is_refused():
-    with pytest.raises(ValueError, match=r"rope dim \(5.*must be even"):
+    with pytest.raises(ValueError, match=r"qk_rope_head_dim \(5\) = 5, must be even"):
         MLAConfig(**MLA | {"qk_rope_head_dim": 5})
 
 

@@ -95,6 +95,12 @@ def hooked(pair):
     return pair
 
 
+def patched(pair):
+    product = pair.right.forward
+    pair.right.forward = lambda x: product(x) + 1
+    return pair
+
+
 def swapped(pair):
     pair.left = torch.nn.Sequential(torch.nn.Linear(6, 3).double())
     return pair
@@ -111,6 +117,7 @@ def swapped(pair):
         loaded,
         trained,
         hooked,
+        patched,
         swapped,
     ],
 )
@@ -122,6 +129,28 @@ def test_what_happened_to_the_layers_since_is_in_their_product(change):
     with torch.inference_mode():
         for out, layer in zip(pair(x), (pair.left, pair.right), strict=True):
             assert torch.allclose(out, layer(x))
+
+
+@pytest.mark.usefixtures("by_columns")
+def test_a_hook_on_every_module_sees_each_layer():
+    pair, seen = Pair(), []
+    lay_out_weights(pair)
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda layer, given, out: seen.append(layer))
+    try:
+        with torch.inference_mode():
+            pair(torch.ones(1, 6, dtype=torch.float64))
+    finally:
+        handle.remove()
+    assert [layer for layer in seen if isinstance(layer, torch.nn.Linear)] == [pair.left, pair.right]
+
+
+def test_the_choice_draws_no_random_number():
+    torch.manual_seed(0)
+    lay_out_weights(Pair())
+    drawn = torch.rand(1)
+    torch.manual_seed(0)
+    Pair()
+    assert torch.equal(drawn, torch.rand(1))
 
 
 def test_rows_are_restored_when_they_turn_out_faster(monkeypatch):

@@ -123,15 +123,15 @@ def test_passes_shorter_than_the_crossover_are_absorbed(monkeypatch):
         assert len(expansions) == count
 
 
-@pytest.mark.parametrize(("cached", "below"), [(0, 5), (1, 18)])
-def test_by_default_a_pass_is_absorbed_below_the_measured_crossover(cached, below, monkeypatch):
-    """10 tokens in multiplications: 5 for a prompt that is all there is, 17.5 over a cache."""
-    monkeypatch.setattr(mla, "crossover", lambda config: 10)
+@pytest.mark.parametrize(("cached", "below"), [(0, 6), (14, 12)])
+def test_by_default_a_pass_is_absorbed_below_a_measured_number_of_tokens(cached, below, monkeypatch):
+    """Half as many tokens as there are keys, less a constant: 6 of 6 in a prompt, 12 of 26 over 14 cached tokens."""
+    monkeypatch.setattr(mla, "crossover", lambda config, keys: 3 if keys <= 6 else (keys - 2) / 4)
     module, expansions = module_of(PLAIN), []
     expand = module.expand
     monkeypatch.setattr(module, "expand", lambda *parts: expansions.append(parts[0].shape) or expand(*parts))
     for tokens in (below - 1, below):
-        store = KVCache([module.cache_spec], batch=1, capacity=20, dtype="float64")
+        store = KVCache([module.cache_spec], batch=1, capacity=40, dtype="float64")
         if cached:
             store.advance(store.step(1, cached))
         module(random(1, tokens, 32), store.step(1, tokens), store.layers[0])
@@ -139,9 +139,15 @@ def test_by_default_a_pass_is_absorbed_below_the_measured_crossover(cached, belo
 
 
 def test_the_crossover_counts_multiplications():
-    # DeepSeek-V3: 512 * (128 + 128) / ((2 * 512 + 64) - (192 + 128)) = 131072 / 768.
-    assert crossover(MLAConfig(7168, 128)) == pytest.approx(170.667, abs=1e-3)
-    assert crossover(replace(PLAIN, kv_lora_rank=8, v_head_dim=40)) == math.inf
+    # DeepSeek-V3: R (N + V) = 512 * 256 = 131072, and (2 R + P) - (N + P + V) = 1088 - 320 = 768.
+    config = MLAConfig(7168, 128)
+    assert crossover(config, 10**12) == pytest.approx(131072 / 768)
+    assert crossover(config, 512) == pytest.approx(512 * 131072 / (512 * 768 + 131072))
+    # A prompt of n tokens: absorbed n n 1088 + n 131072, expanded n n 320 + n 131072, equal for none.
+    assert crossover(config, 1) < 1
+    assert crossover(config, 100) < 100
+    narrow = replace(PLAIN, kv_lora_rank=8, v_head_dim=40)
+    assert crossover(narrow, 10**6) == math.inf
 
 
 def test_the_cache_holds_the_normed_latent_and_the_rotated_unnormed_rope_key_and_nothing_else():

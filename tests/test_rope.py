@@ -230,7 +230,7 @@ def test_parameters_that_make_no_angles_are_refused(fields, message):
 
 @pytest.mark.parametrize(("head_dim", "part"), [(7, 1.0), (10, 0.5), (2, 0.5), (1, 1.0)])
 def test_an_odd_rotary_part_is_refused(head_dim, part):
-    with pytest.raises(ValueError, match=rf"rope dim \(\d = int\({head_dim} \* {part}\)\) must be even and at least 2"):
+    with pytest.raises(ValueError, match=rf"head_dim \({head_dim}\).* = \d, must be even and at least 2"):
         RopeConfig(partial_rotary_factor=part).rotary_dim(head_dim)
     with pytest.raises(ValueError, match="must be even"):
         GQAConfig(hidden_size=32, num_attention_heads=2, head_dim=head_dim, rope=RopeConfig(partial_rotary_factor=part))

@@ -6,6 +6,7 @@ import torch
 from attn_variants import CacheSpec, Entry, GQAConfig, GroupedQueryAttention, Record, fresh_step
 from attn_variants.cache import KVCache
 from attn_variants.transient import Transient, place
+from tests.tiny import decoder
 
 SPEC = CacheSpec(records=(Record("kv", (Entry("latent", 1, 5), Entry("k_rope", 1, 2))),))
 
@@ -127,3 +128,20 @@ def test_counts_are_whole_numbers():
     assert place([0, 0], 3, counts=torch.tensor([1, 2])).counts == (1, 2)
     with pytest.raises((TypeError, ValueError)):
         place([0, 0], 3, counts=[1.5, 2])
+
+
+def test_what_is_no_step_or_layer_is_refused_by_name():
+    module = decoder("gqa", torch.float32).model.layers[0].self_attn
+    x, store = torch.ones(2, 5, 32), KVCache([module.cache_spec], batch=2, capacity=9)
+    for given, message in (
+        ((x[0],), r"attention takes x as \(B, T, hidden\), got \(5, 32\)"),
+        ((x, torch.ones(2, 5)), "step must be a Step, got Tensor; for padding make one with fresh_step"),
+        ((x, store.step(2, 5), store), r"one layer's cache, got a whole KVCache: give its layers\[i\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            module(*given)
+
+
+def test_one_spec_is_no_sequence_of_them():
+    with pytest.raises(ValueError, match="a sequence with one CacheSpec per layer, got a single CacheSpec"):
+        KVCache(decoder("gqa").cache_specs[0], batch=1, capacity=4)

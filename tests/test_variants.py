@@ -1,12 +1,14 @@
 """Every variant in the registry, held to the reference in every way a cache can be used."""
 
+import copy
+
 import pytest
 import torch
 import torch._dynamo.testing
 from torch import nn
 
 from attn_variants import VARIANTS, rope
-from attn_variants.attend import backend
+from attn_variants.attend import BACKENDS, backend
 from attn_variants.cache import KVCache, assert_cache_shapes
 from tests import reference
 from tests.tiny import GEOMETRY, TOLERANCE, append, decoder, error, expected, kv_cache, same, sharpen, snapshot
@@ -257,7 +259,7 @@ def test_a_cache_is_a_list_of_sequences(variant, static, seed):
 
 
 @variants
-@pytest.mark.parametrize("name", ["reference", "sdpa"])
+@pytest.mark.parametrize("name", BACKENDS)
 def test_backends_agree(variant, name):
     model = decoder(variant)
     store, static_store = kv_cache(model), kv_cache(model, static=True)
@@ -457,6 +459,20 @@ def graphs():
 
 
 @variants
+def test_one_graph_of_a_module_alone_serves_any_number_of_tokens(variant, graphs):
+    module = decoder(variant).model.layers[0].self_attn
+    module = copy.deepcopy(module)
+    if hasattr(module, "absorbed_below"):
+        module.absorbed_below = 0
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=graphs)
+    with torch.no_grad():
+        for tokens in range(3, 15):
+            x = torch.randn(2, tokens, GEOMETRY.hidden_size, dtype=torch.float64)
+            assert error(compiled(x), module(x)) < 1e-12
+    assert graphs.frame_count == 1
+
+
+@variants
 def test_a_module_alone_compiles_whole(variant, graphs):
     module = decoder(variant).model.layers[0].self_attn
     x = torch.randn(2, 5, GEOMETRY.hidden_size, dtype=torch.float64)
@@ -496,13 +512,14 @@ def test_one_compiled_step_serves_every_position_of_a_static_cache(variant, grap
 
 
 @variants
-@pytest.mark.parametrize("name", [None, "reference"], ids=["chosen", "reference"])
-def test_autocast_runs_a_float32_decoder_on_a_bfloat16_cache(variant, name):
+@pytest.mark.parametrize("name", [None, *BACKENDS], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_autocast_runs_a_float32_decoder_on_a_cache_of_either_dtype(variant, name, dtype):
     model = decoder(variant, torch.float32)
-    store = kv_cache(model, batch=1, dtype="bfloat16")
+    store = kv_cache(model, batch=1, dtype=dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16), backend(name):
         logits = torch.cat([append(model, store, [LONG[at]])[0] for at in (slice(0, 6), slice(6, 9), slice(9, 10))])
-    assert {tensor.dtype for tensor in store.tensors.values()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in store.tensors.values()} == {dtype}
     assert error(logits, expected(variant, LONG, torch.float32)) < 2 * TOLERANCE[torch.bfloat16]
 
 

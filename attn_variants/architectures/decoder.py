@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from attn_variants.config import DecoderConfig, GQAConfig, MHAConfig, MLAConfig, MQAConfig
+from attn_variants.config import DecoderConfig, ExpandedMLAConfig, GQAConfig, MHAConfig, MLAConfig, MQAConfig
 from attn_variants.names import nearest
 
 from .config_file import Source, load
@@ -17,6 +17,9 @@ from .fields import Fields
 from .formula import evaluate
 from .reader import architecture
 from .rope_fields import rope_config, rope_parameters
+
+COMPUTED = (GQAConfig, MHAConfig, MQAConfig, MLAConfig, ExpandedMLAConfig)
+"""The configs whose attention transformers has a class for; what is derived from one may compute something else."""
 
 
 def decoder_config(source: Source) -> DecoderConfig:
@@ -38,6 +41,11 @@ def hf_config(config: DecoderConfig) -> dict[str, Any]:
 
     Raises ValueError naming the fields for which no class does.
     """
+    if type(config.attention) not in COMPUTED:
+        raise ValueError(
+            f"no transformers class computes this decoder: its attention is a {type(config.attention).__name__}; "
+            f"the classes are {', '.join(DECODERS)}"
+        )
     wanted = _plain(config)
     nearest_difference: list[str] | None = None
     for model_type, decoder in DECODERS.items():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attn_variants.config import MOST_LAYERS
 from attn_variants.contract import CacheSpec
 from attn_variants.names import nearest
 
@@ -16,7 +17,6 @@ from .fields import Fields
 from .formula import evaluate
 from .layer_spec import depends_on_index, layer_spec
 
-MOST_LAYERS = 10_000
 OLDER_KINDS = {
     "attention": "full_attention",
     "mamba": "linear_attention",

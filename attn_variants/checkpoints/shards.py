@@ -48,7 +48,10 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     and the shards disagree.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; a checkpoint is a folder with config.json and {SINGLE}")
+        raise ValueError(
+            f"{folder} is no folder; a checkpoint is a folder with config.json and "
+            f"{SINGLE}, such as the one that `attn-bench fetch` prints"
+        )
     if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
     if (folder / INDEX).is_file():

@@ -165,7 +165,9 @@ def _require_same(parameters: Mapping[str, nn.Parameter], stored: Mapping[str, S
         if names
     ]
     if faults:
-        hint = "; a head shared with the embedding needs tie_word_embeddings true" if missing == [HEAD] else ""
+        hint = "; change config.json to what the files hold, or fetch the checkpoint again"
+        if missing == [HEAD]:
+            hint = "; a head shared with the embedding needs tie_word_embeddings true"
         raise ValueError(f"the checkpoint does not fit its config.json: {'; '.join(faults)}{hint}")
 
 

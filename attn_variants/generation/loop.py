@@ -41,10 +41,11 @@ def generate(
     cache: KVCache | None = None,
     decode: Callable[[Sequence[int]], str] | None = None,
 ) -> list[Result]:
-    """Greedy continuations of prompts (token ids, of any lengths), batched over the rows of one cache.
+    """Greedy continuations of prompts (token ids or tensors of them, any lengths), batched over one cache's rows.
 
     cache: appended to when given, one row per prompt; else made to fit. decode: a tokenizer's, to fill in the texts.
-    Raises ValueError, before anything is computed, for an empty prompt and for more tokens than the cache can hold.
+    Raises ValueError, before anything is computed, for an empty prompt, for tokens that the vocabulary lacks and for
+    more tokens than the cache can hold.
     """
     ids: list[list[int]] = [[] for _ in prompts]
     reasons = ["length"] * len(prompts)
@@ -66,7 +67,10 @@ def stream(
 ) -> Iterator[Token]:
     """The tokens of `generate` as they come; arguments are checked at the call, not at the first token."""
     stopping = stopping or Stopping()
-    _check_prompts(prompts)
+    if texts := [prompt for prompt in prompts if isinstance(prompt, str)]:
+        raise ValueError(f"prompt {texts[0]!r:.40} is text; prompts are token ids, as a tokenizer's encode gives them")
+    prompts = [prompt.tolist() if isinstance(prompt, torch.Tensor) else list(prompt) for prompt in prompts]
+    _check_prompts(prompts, decoder.config.vocab_size)
     if cache is None:
         capacity = max(len(prompt) for prompt in prompts) + max(stopping.max_new_tokens, 1) - 1
         cache = KVCache(
@@ -94,12 +98,17 @@ def _steps(decoder: Decoder, prompts: Sequence[Sequence[int]], stopping: Stoppin
         ids = picked[:, None]
 
 
-def _check_prompts(prompts: Sequence[Sequence[int]]) -> None:
+def _check_prompts(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
     if not prompts:
         raise ValueError("there is no prompt; give at least one")
     for row, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {row} is empty; generation needs at least one token to start from")
+        if foreign := [token for token in prompt if not 0 <= token < vocab_size]:
+            raise ValueError(
+                f"prompt {row} holds token {foreign[0]}, and the vocabulary has {vocab_size}: "
+                "is this the model's own tokenizer?"
+            )
 
 
 def _check_capacity(prompts: Sequence[Sequence[int]], stopping: Stopping, cache: KVCache) -> None:

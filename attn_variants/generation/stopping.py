@@ -20,7 +20,10 @@ class Stopping:
         if isinstance(self.max_new_tokens, bool) or not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 0:
             raise ValueError(f"max_new_tokens ({self.max_new_tokens!r}) must be an integer of at least 0")
         if self.eos is not None:
-            object.__setattr__(self, "eos", (self.eos,) if isinstance(self.eos, int) else tuple(self.eos))
+            ids = (self.eos,) if isinstance(self.eos, int) else tuple(self.eos)
+            if wrong := [eos for eos in ids if isinstance(eos, bool) or not isinstance(eos, int)]:
+                raise ValueError(f"eos ({wrong[0]!r}) must be token ids, integers")
+            object.__setattr__(self, "eos", ids)
 
     def reason(self, token: int, new_tokens: int, model_eos: tuple[int, ...]) -> str | None:
         """`eos`, `length`, or None to go on, for the newest token of a sequence that has grown by `new_tokens`."""

@@ -1,6 +1,6 @@
 """Which decoder a config.json describes, what ours does not compute, and the config.json it is written back to."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -232,7 +232,7 @@ def test_the_deepseek_v2_softmax_scale_follows_mscale_all_dim() -> None:
         ({"tie_word_embeddings": 1}, "tie_word_embeddings (1) must be true or false"),
         ({"vocab_size": 0}, "vocab_size (0) must be a positive integer"),
         ({"num_key_value_heads": 4}, "num_attention_heads (6) must be a multiple of num_key_value_heads (4)"),
-        ({"head_dim": 7}, "rope dim (7"),
+        ({"head_dim": 7}, "head_dim (7)"),
     ],
 )
 def test_what_the_decoder_does_not_compute_is_refused_by_name(fields: dict[str, Any], says: str) -> None:
@@ -339,3 +339,23 @@ def test_what_no_transformers_class_computes_is_refused_by_name(changes: dict[st
     with pytest.raises(ValueError, match="no transformers class computes this decoder") as refusal:
         hf_config(replace(config, attention=replace(config.attention, **changes)))
     assert says in str(refusal.value)
+
+
+@dataclass(frozen=True)
+class Scaled(GQAConfig):
+    """Scores scaled otherwise: the same fields, another computation."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A variant of its own."""
+
+    rope: RopeConfig
+    hidden_size: int = 32
+
+
+@pytest.mark.parametrize("attention", [Scaled(32, 4), Foreign(RopeConfig())], ids=["derived", "foreign"])
+def test_an_attention_of_somebody_s_own_is_no_class_of_transformers(attention: Any) -> None:
+    config = DecoderConfig(vocab_size=50, num_hidden_layers=1, intermediate_size=44, attention=attention)
+    with pytest.raises(ValueError, match=f"no transformers class .* its attention is a {type(attention).__name__}"):
+        hf_config(config)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,23 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ("memory --heads 6 --kv-heads 4", ["(6)", "multiple", "(4)"]),
         ("memory --heads 0", ["heads (0)", "at least 1"]),
         ("memory --kv-lora-rank -3", ["kv_lora_rank (-3)", "at least 1"]),
-        ("memory --qk-rope-head-dim 5", ["rope dim (5", "even"]),
-        ("memory --head-dim 7", ["rope dim (7", "even"]),
+        ("memory --qk-rope-head-dim 5", ["qk_rope_head_dim (5)", "even", "give another"]),
+        ("memory --head-dim 7", ["head_dim (7)", "even", "give another"]),
+        ("memory --layers 99999999999999999999", ["layers (99999999999999999999)", "at most 10000"]),
+        ("memory --heads 99999999999999999999", ["heads (99999999999999999999)", "at most 2147483647"]),
+        ("memory --context 99999999999999999999", ["--context (99999999999999999999)", "at most 2147483647"]),
+        ("memory --batch 99999999999999999999", ["--batch (99999999999999999999)", "at most 2147483647"]),
+        ("memory --context 2147483647 --batch 2147483647 --allocate", ["not enough memory"]),
+        ("memory --threads 99999999", ["--threads (99999999)", "at most 1024"]),
+        ("memory --seed 99999999999999999999999", ["--seed (99999999999999999999999)", "2**63 - 1"]),
+        ("memory --seed -1", ["--seed (-1)", "0 to"]),
+        ("memory --kv-dtype int64", ["int64", "float32"]),
+        ("memory --variant GQA", ["unknown variant 'GQA'", "did you mean gqa"]),
+        ("memory --model=", ["--model is empty"]),
+        ("parity --heads 6 --kv-heads 4", ["(6)", "multiple", "(4)"]),
+        ("throughput --heads 6 --kv-heads 4", ["(6)", "multiple", "(4)"]),
+        ("throughput --qk-rope-head-dim 15", ["qk_rope_head_dim (15)", "even"]),
+        ("generate --model x --prompt y --max-new-tokens 99999999999", ["--max-new-tokens (99999999999)", "at most"]),
         ("memory --batch 0", ["--batch (0)", "at least 1"]),
         ("memory --context -1", ["--context (-1)", "at least 1"]),
         ("memory --batch two", ["--batch", "'two'", "integer"]),
@@ -65,8 +81,8 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ("parity --dtype bf17", ["unknown dtype 'bf17'"]),
         ("parity --variant mhaa", ["unknown variant 'mhaa'", "mha"]),
         ("parity --backend sdqa", ["unknown backend 'sdqa'", "sdpa"]),
-        ("throughput --context 512,none", ["--context (none)", "positive integer"]),
-        ("throughput --batch 0", ["--batch (0)", "positive integer"]),
+        ("throughput --context 512,none", ["--context (none)", "an integer of 1 to"]),
+        ("throughput --batch 0", ["--batch (0)", "an integer of 1 to"]),
         ("throughput --repeats 0", ["--repeats (0)", "at least 1"]),
         ("throughput --preset-geometry llama-100", ["unknown preset geometry 'llama-100'", "llama-100m"]),
         ("throughput --preset-geometry llama-100m --heads 4", ["--heads", "--preset-geometry", "exclude each other"]),
@@ -138,6 +154,21 @@ def test_an_output_is_written_whole_or_not_at_all(tmp_path: Path, capsys: pytest
     assert json.loads(target.read_text())["rows"][0]["subject"] == "gqa"
     assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
     assert capsys.readouterr().out == ""
+
+
+def test_an_output_that_is_a_link_or_a_pipe_stays_one(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "rows.json", tmp_path / "link.json", tmp_path / "pipe.json"
+    target.write_text("what was there")
+    link.symlink_to(target)
+    assert main(["memory", "--output", str(link), "--variant", "gqa"]) == 0
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["schema"] == 1
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_text)
+        assert main(["memory", "--output", str(pipe), "--variant", "gqa"]) == 0
+        assert json.loads(read.result(timeout=30))["schema"] == 1
+    assert pipe.is_fifo()
 
 
 def test_outputs_take_the_format_of_their_suffix_unless_one_is_named(tmp_path: Path) -> None:
@@ -237,5 +268,10 @@ def test_an_interruption_ends_with_130(capsys: pytest.CaptureFixture[str], monke
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(cli, "variant_subject", interrupt)
-    assert main(["memory"]) == 130
+    # What starts in the background of a script ignores the signal; a command on a terminal does not.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(["memory"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "Traceback" not in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """The measured choice between MLA's two orders."""
 
-import math
-
 import pytest
 
 from attn_variants.bench import crossover
@@ -34,5 +32,5 @@ def test_every_ratio_is_of_the_absorbed_time_over_the_expanded(monkeypatch):
     (row,) = crossover.crossover_report(heads=[2], cached=[3]).rows
     assert row["ratio_2"] == row["ratio_5"] == 1.5
     assert row["tokens"] == pytest.approx(2 / 1.5)
-    assert row["share"] == pytest.approx(2 / 1.5 / (512 * 256 / 768))
-    assert not math.isnan(row["share"])
+    # Of 4 keys: 4 * 131072 / (4 * 768 + 131072).
+    assert row["share"] == pytest.approx(2 / 1.5 / (524288 / 134144))

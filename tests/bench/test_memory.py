@@ -26,7 +26,7 @@ def test_every_variant_at_llama_3_8bs_sizes(capsys):
         "mla": 512 + 64,
         "mla-expanded": 32 * (128 + 64 + 128),
     }
-    assert found.keys() == per_token_and_layer.keys()
+    assert found.keys() >= per_token_and_layer.keys()
     for variant, numbers in per_token_and_layer.items():
         row = found[variant]
         assert row["bytes_per_token"] == 32 * numbers * 2

@@ -26,9 +26,13 @@ GEOMETRY = tiny.GEOMETRY
 def test_every_cell_is_right_and_its_control_is_caught(variant, dtype):
     report = parity_report([variant], GEOMETRY, dtypes=[dtype])
     assert report.failures == []
-    assert {row["backend"] for row in report.rows} == {"reference", "sdpa", "split"}
+    # Keys and values of two widths are nothing that `split` computes.
+    assert {row["backend"] for row in report.rows} == {"reference", "sdpa", "split"} - (
+        {"split"} if variant == "mla-expanded" else set()
+    )
     for row in report.rows:
         assert row["ok"]
+        assert 0 < row["passes_by_backend"] <= row["passes"]
         assert row["tolerance"] == {"float32": 1e-5, "float16": 1e-2, "bfloat16": 2e-2}[dtype]
         assert 0 <= row["argmax_agreement"] <= 1
         caught = row["check"] == "negative-control"
@@ -37,7 +41,7 @@ def test_every_cell_is_right_and_its_control_is_caught(variant, dtype):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_way_of_computing_is_asked(variant):
-    report = parity_report([variant], GEOMETRY, dtypes=["float32"], backends=["sdpa"])
+    report = parity_report([variant], GEOMETRY, dtypes=["float32"], backends=["reference"])
     checks = [row["check"] for row in report.rows if row["peer"] is None]
     assert set(checks) == CHECKS | ({"absorbed", "expanded"} if variant == "mla" else set())
     assert len(checks) == len(set(checks))

@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from attn_variants import VARIANTS, Decoder
 from attn_variants.bench import contest as contest_module
@@ -17,7 +19,7 @@ from attn_variants.bench import throughput as module
 from attn_variants.bench.case import PRESET_GEOMETRIES, decoder_config, random_decoder
 from attn_variants.bench.cli import main
 from attn_variants.bench.contest import Case, Settings
-from attn_variants.bench.contestants import Ours, Transformers
+from attn_variants.bench.contestants import Compiled, Ours, Transformers
 from attn_variants.bench.measure import Quiet, Timings, largest_allocation, quantile
 from attn_variants.bench.peers import transformers_twin
 from attn_variants.bench.throughput import throughput_report, weight_bytes_read
@@ -262,3 +264,16 @@ def test_a_gpu_is_waited_for(variant):
     prefill, decode = report(variant, device="cuda").rows
     assert prefill["device"] == decode["device"] == "cuda"
     assert decode["largest_allocation"] > 0
+
+
+def test_every_compiled_case_is_compiled(monkeypatch):
+    """torch counts the graphs of all decoders together, and gives up at eight."""
+    compiler = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
+    decoder = random_decoder(decoder_config("gqa", GEOMETRY), dtype="float32", device="cpu", seed=0)
+    with torch.inference_mode():
+        for extra in range(10):
+            contestant = Compiled(decoder, batch=1, capacity=10 + extra)
+            contestant.prefill(torch.ones(1, 4, dtype=torch.int64))
+            contestant.decode(torch.ones(1, 1, dtype=torch.int64))
+    assert compiler.frame_count == 10
