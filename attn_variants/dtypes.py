@@ -19,7 +19,7 @@ DTYPE_BYTES = {
     "int8": 1,
     "uint8": 1,
 }
-_SHORT = {
+SHORT = {
     "fp64": "float64",
     "double": "float64",
     "fp32": "float32",
@@ -30,12 +30,13 @@ _SHORT = {
     "f16": "float16",
     "half": "float16",
 }
+"""The short spellings, and what each stands for."""
 
 
 def canonical_dtype(dtype: str | torch.dtype) -> str:
     """torch's name of a dtype, from that name, a short one (`bf16`) or the dtype itself; unknown names are refused."""
     name = str(dtype).removeprefix("torch.")
-    name = _SHORT.get(name.lower(), name.lower())
+    name = SHORT.get(name.lower(), name.lower())
     if name not in DTYPE_BYTES:
         raise ValueError(unknown("dtype", str(dtype), DTYPE_BYTES))
     return name
