@@ -20,7 +20,9 @@ from .policies import Pricing, pricing
 
 @dataclass(frozen=True)
 class ModelCache:
-    """What each layer of a model remembers, and what that costs. Its methods share these options:
+    """What each layer of a model remembers, and what that costs.
+
+    Its methods share these options:
 
     kv_dtype: a plain dtype, a format such as `fp8`, `int4:64` or `q8_0`, or `auto`, the model's own. A format leaves
         states, and whatever else does not follow the cache's dtype, as they are.
