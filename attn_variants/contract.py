@@ -113,15 +113,25 @@ class Record:
 
 @dataclass(frozen=True)
 class State:
-    """One thing of constant size per sequence: a linear-attention state, a convolution's tail."""
+    """One thing of constant size per sequence: a linear-attention state, a convolution's tail.
+
+    `dtype` None means the model's. sharded: the runs of the first axis, (length, heads) each, which tensor parallelism
+    splits by those heads; without them the state is whole on every rank.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str | None = None
+    sharded: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         for size in self.shape:
             require_size(f"state {self.name!r}: shape", size)
+        if self.sharded and sum(length for length, _ in self.sharded) != self.shape[0]:
+            raise ValueError(f"state {self.name!r}: the runs {self.sharded} must make up the axis of {self.shape[0]}")
+        for length, heads in self.sharded:
+            if length % heads:
+                raise ValueError(f"state {self.name!r}: {heads} heads must divide the run of {length}")
 
     @property
     def numel(self) -> int:

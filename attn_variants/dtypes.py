@@ -20,7 +20,9 @@ DTYPE_BYTES = {
     "uint8": 1,
 }
 FLOATS = ("float64", "float32", "bfloat16", "float16")
-_SHORT = {
+"""What keys and values can be in as they are."""
+
+SHORT = {
     "fp64": "float64",
     "double": "float64",
     "fp32": "float32",
@@ -31,12 +33,13 @@ _SHORT = {
     "f16": "float16",
     "half": "float16",
 }
+"""The short spellings, and what each stands for."""
 
 
 def canonical_dtype(dtype: str | torch.dtype) -> str:
     """torch's name of a dtype, from that name, a short one (`bf16`) or the dtype itself; unknown names are refused."""
     name = str(dtype).removeprefix("torch.")
-    name = _SHORT.get(name.lower(), name.lower())
+    name = SHORT.get(name.lower(), name.lower())
     if name not in DTYPE_BYTES:
         raise ValueError(unknown("dtype", str(dtype), DTYPE_BYTES))
     return name

@@ -10,16 +10,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attn_variants.contract import CacheSpec, require_size
-from attn_variants.dtypes import canonical_dtype, dtype_bytes, float_dtype
+from attn_variants.architectures.strided import StridedSpec, kept_entries
+from attn_variants.contract import CacheSpec, Entry, require_size
+from attn_variants.dtypes import dtype_bytes, float_dtype
 
+from .formats import Format, format_named
 from .layouts import layout_named
+from .parallel import WHOLE, Split
 from .quantize import codec_named
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
+Kept = Sequence[tuple[Entry, int]]
+"""Entries, each with how many times it is kept."""
 
 
 def cache_shapes(
@@ -63,12 +68,26 @@ def cache_bytes(
 def ideal_bytes(specs: Sequence[CacheSpec], *, batch: int, context: int, dtype: Any = "bfloat16") -> int:
     """Bytes that attention can ever read after `context` tokens: a window's layer needs its window and no more.
 
+    dtype: a plain one, or a format such as `fp8` or `int4:64` (`attn_variants.cache.formats`).
     States count once per sequence; a layer that shares another's cache adds nothing.
     """
     require_size("batch", batch)
     require_size("context", context, least=0)
-    name = canonical_dtype(dtype)
-    return batch * sum(_layer_bytes(spec, spec.visible_tokens(context), name) for spec in specs)
+    form = format_named(dtype)
+    return batch * sum(layer_bytes(spec, kept_entries(spec, context), form) for spec in specs)
+
+
+def layer_bytes(spec: CacheSpec, kept: Kept, form: Format, split: Split = WHOLE, rank: int = 0) -> int:
+    """Bytes of one sequence in one layer on one rank: entries, each as often as it is kept, and states.
+
+    rank: the context-parallel one.
+    """
+    if spec.shares is not None:
+        return 0
+    tokens = sum(
+        split.entry_heads(entry) * form.tokens_bytes(entry, split.tokens(count, rank)) for entry, count in kept
+    )
+    return tokens + sum(split.state_numbers(state) * dtype_bytes(state.dtype or form.model) for state in spec.states)
 
 
 def bytes_per_token(specs: Sequence[CacheSpec], *, context: int, dtype: Any = "bfloat16") -> int:
@@ -106,14 +125,9 @@ def require_storable(specs: Sequence[CacheSpec]) -> None:
         if spec.states:
             names = ", ".join(state.name for state in spec.states)
             raise ValueError(f"layer {index} keeps a constant-size state ({names}), which no store holds")
+        if isinstance(spec, StridedSpec):
+            raise ValueError(f"layer {index} pools every {spec.stride} tokens into one, which no store holds")
         if spec.shares is not None:
             raise ValueError(f"layer {index} shares the cache of layer {spec.shares}, which no store supports")
         if not spec.records:
             raise ValueError(f"layer {index} declares no records, so there is nothing to store")
-
-
-def _layer_bytes(spec: CacheSpec, tokens: int, dtype: str) -> int:
-    if spec.shares is not None:
-        return 0
-    kept = sum(tokens * entry.numel * dtype_bytes(entry.dtype or dtype) for entry in spec.entries)
-    return kept + sum(state.numel * dtype_bytes(state.dtype or dtype) for state in spec.states)

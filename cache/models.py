@@ -3,48 +3,121 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attn_variants.contract import CacheSpec
-from attn_variants.names import unknown
+from attn_variants.architectures import Architecture, architecture, read_config
+from attn_variants.contract import CacheSpec, require_size
+from attn_variants.dtypes import canonical_dtype
 
-from .accounting import bytes_per_token, cache_bytes, ideal_bytes
-
-POLICIES = ("ideal", "allocated")
+from .budgets import largest
+from .formats import Format, format_named
+from .parallel import Split
+from .policies import Pricing, pricing
 
 
 @dataclass(frozen=True)
 class ModelCache:
-    """What each layer of a model remembers, and what that costs."""
+    """What each layer of a model remembers, and what that costs.
 
-    layers: tuple[CacheSpec, ...]
+    Its methods share these options:
 
-    def bytes(
+    kv_dtype: a plain dtype, a format such as `fp8`, `int4:64` or `q8_0`, or `auto`, the model's own. A format leaves
+        states, and whatever else does not follow the cache's dtype, as they are.
+    policy: `ideal`, `allocated` or `transformers`; see `attn_variants.cache.policies`.
+    store:  for `allocated` one of our stores (default `full`), for `transformers` `dynamic` (default) or `static`.
+    tp, pp, dp, cp: ranks of tensor, pipeline, data (attention) and context parallelism.
+
+    They raise ValueError for unknown names, for splits that do not work out, and for what a policy cannot hold.
+    """
+
+    config: Mapping[str, Any]
+    architecture: Architecture
+
+    @property
+    def layers(self) -> tuple[CacheSpec, ...]:
+        """One declaration per cache slot."""
+        return self.architecture.layers
+
+    @cached_property
+    def held(self) -> Architecture:
+        """What transformers' own cache keeps, which is more in some families."""
+        return architecture(self.config, held_by="transformers")
+
+    @cached_property
+    def dtype(self) -> str:
+        """The model's own, as its config says; bfloat16 where it does not."""
+        parts = [self.config, *(part for part in self.config.values() if isinstance(part, Mapping))]
+        said = [part[name] for part in parts for name in ("dtype", "torch_dtype") if isinstance(part.get(name), str)]
+        return canonical_dtype(said[0]) if said and said[0] != "auto" else "bfloat16"
+
+    def pricing(
         self,
         *,
-        context: int,
-        batch: int = 1,
         kv_dtype: str = "bfloat16",
         policy: str = "ideal",
         store: str | None = None,
-    ) -> int:
-        """Bytes of `batch` sequences of `context` tokens.
+        tp: int = 1,
+        pp: int = 1,
+        dp: int = 1,
+        cp: int = 1,
+    ) -> Pricing:
+        """How these options price every layer: what the figures below are added up from."""
+        found = self.held if policy == "transformers" else self.architecture
+        return pricing(found, policy, store, self._format(kv_dtype), Split(tp, pp, dp, cp))
 
-        policy `ideal`: what attention can ever read. `allocated`: what our store (default `full`) reserves.
+    def bytes(self, *, context: int, batch: int = 1, **options: Any) -> int:
+        """Bytes of `batch` sequences of `context` tokens, on the fullest rank."""
+        _require_sizes(batch, context)
+        return self.pricing(**options).fullest(batch, context)
+
+    def bytes_over_ranks(self, *, context: int, batch: int = 1, **options: Any) -> int:
+        """The same on all ranks together; what is whole on every rank counts on each."""
+        _require_sizes(batch, context)
+        return self.pricing(**options).over_ranks(batch, context)
+
+    def bytes_per_token(self, *, context: int, **options: Any) -> int:
+        """Bytes that one more token adds to a sequence of `context` tokens, over all layers of the fullest rank."""
+        _require_sizes(1, context)
+        priced = self.pricing(**options)
+        return priced.fullest(1, context + 1) - priced.fullest(1, context)
+
+    def bytes_fixed(self, **options: Any) -> int:
+        """Bytes of one sequence before its first token: its states."""
+        return self.pricing(**options).fullest(1, 0)
+
+    def max_batch(self, *, budget: int, context: int, **options: Any) -> int | None:
+        """The most sequences of `context` tokens that fit into `budget` bytes per rank; None if any number does."""
+        require_size("budget", budget, least=0)
+        _require_sizes(1, context)
+        priced = self.pricing(**options)
+        return largest(lambda batch: priced.fullest(batch, context) <= budget)
+
+    def max_context(self, *, budget: int, batch: int = 1, **options: Any) -> int | None:
+        """The longest context that `batch` sequences can grow to within `budget` bytes per rank; None if any.
+
+        Every shorter one fits too, also in models that at times hold less after a token than before.
         """
-        if policy == "ideal":
-            if store is not None:
-                raise ValueError(f"store ({store!r}) belongs to policy 'allocated'; policy 'ideal' has none")
-            return ideal_bytes(self.layers, batch=batch, context=context, dtype=kv_dtype)
-        if policy == "allocated":
-            return cache_bytes(self.layers, batch=batch, capacity=context, store=store or "full", dtype=kv_dtype)
-        raise ValueError(unknown("policy", policy, POLICIES))
+        require_size("budget", budget, least=0)
+        _require_sizes(batch, 0)
+        priced = self.pricing(**options)
 
-    def bytes_per_token(self, *, context: int, kv_dtype: str = "bfloat16") -> int:
-        """Bytes that one more token costs a sequence that holds `context` tokens, over all layers."""
-        return bytes_per_token(self.layers, context=context, dtype=kv_dtype)
+        def fits(context: int) -> bool:
+            last = range(max(1, context - priced.period + 1), context + 1)
+            return all(priced.fullest(batch, tokens) <= budget for tokens in last)
+
+        return largest(fits)
+
+    def _format(self, kv_dtype: str) -> Format:
+        found = format_named(self.dtype if str(kv_dtype) == "auto" else kv_dtype)
+        return found if found.plain else replace(found, model=self.dtype)
+
+
+def _require_sizes(batch: int, context: int) -> None:
+    require_size("batch", batch)
+    require_size("context", context, least=0)
 
 
 def model_cache(config: str | Path | Mapping[str, Any]) -> ModelCache:
@@ -52,6 +125,4 @@ def model_cache(config: str | Path | Mapping[str, Any]) -> ModelCache:
 
     Raises ValueError for a config that cannot be read or that names an architecture nobody has described.
     """
-    from attn_variants.architectures import architecture
-
-    return ModelCache(architecture(config).layers)
+    return ModelCache(read_config(config), architecture(config))

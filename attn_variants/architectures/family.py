@@ -95,12 +95,16 @@ class Kept:
 
 @dataclass(frozen=True)
 class KeptState:
-    """One thing a kind of layer keeps per sequence, its axes numbers or formulas."""
+    """One thing a kind of layer keeps per sequence, its axes numbers or formulas.
+
+    sharded: the runs of its first axis that tensor parallelism splits, each with the heads it splits them by.
+    """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str | None = None
     when: str | None = None
+    sharded: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

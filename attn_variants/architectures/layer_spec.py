@@ -36,7 +36,7 @@ def depends_on_index(layer: Layer) -> bool:
     """Whether two layers of this kind may keep different things."""
     entries = [entry for record in layer.records for entry in record]
     sizes = [size for entry in entries for size in (entry.heads, entry.dim, entry.when)]
-    sizes += [size for state in layer.states for size in (*state.shape, state.when)]
+    sizes += [size for state in layer.states for size in (*state.shape, state.when, *sum(state.sharded, ()))]
     formulas = [size for size in (*sizes, layer.window, layer.chunk) if isinstance(size, str)]
     return any("i" in names(formula) for formula in formulas)
 
@@ -65,7 +65,12 @@ def _entries(kept: tuple[Kept, ...], fields: Fields) -> tuple[Entry, ...]:
 
 
 def _state(state: KeptState, fields: Fields) -> State:
-    return State(state.name, tuple(_size(size, fields) for size in state.shape), state.dtype)
+    return State(
+        state.name,
+        tuple(_size(size, fields) for size in state.shape),
+        state.dtype,
+        tuple((_size(length, fields), _size(heads, fields)) for length, heads in state.sharded),
+    )
 
 
 def _holds(when: str | None, fields: Fields) -> bool:

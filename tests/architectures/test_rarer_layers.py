@@ -33,13 +33,16 @@ def test_the_delta_rule_keeps_a_matrix_per_value_head_and_the_tail_of_its_convol
         "linear_conv_kernel_dim": 5,
     }
     assert kinds(config) == "sssa"
-    # Two keys and six values a token, over the four tokens before the newest.
+    # Queries and keys of two heads and values of six, over the four tokens before the newest.
     assert architecture(config).layers[0] == CacheSpec(
-        states=(State("conv", (2 * 2 * 12 + 6 * 20, 4)), State("delta", (6, 12, 20), "float32"))
+        states=(
+            State("conv", (2 * 2 * 12 + 6 * 20, 4), sharded=((2 * 2 * 12, 2), (6 * 20, 6))),
+            State("delta", (6, 12, 20), "float32", sharded=((6, 6),)),
+        )
     )
     held = architecture(config, held_by="transformers").layers[0]
     assert held.states[0].shape == (168, 5)
-    assert held.states[1] == State("delta", (6, 12, 20), "float32")
+    assert held.states[1] == State("delta", (6, 12, 20), "float32", sharded=((6, 6),))
 
 
 def test_kimi_counts_its_layers_from_one() -> None:
@@ -53,8 +56,8 @@ def test_kimi_counts_its_layers_from_one() -> None:
     config = {**LATENT, "model_type": "kimi_linear", "num_hidden_layers": 4, "linear_attn_config": linear}
     assert kinds(config) == "saas"
     assert architecture(config).layers[0].states == (
-        State("conv", (3 * 3 * 8, 4)),
-        State("delta", (3, 8, 8), "float32"),
+        State("conv", (3 * 3 * 8, 4), sharded=((3 * 3 * 8, 3),)),
+        State("delta", (3, 8, 8), "float32", sharded=((3, 3),)),
     )
     assert architecture(config).layers[1].numel_per_token == 26
 
@@ -71,8 +74,8 @@ def test_mamba_2_convolves_its_inputs_and_both_projections() -> None:
         "conv_kernel": 4,
     }
     assert architecture(config).layers[0].states == (
-        State("conv", (40 + 2 * 3 * 7, 3)),
-        State("ssm", (5, 8, 7), "float32"),
+        State("conv", (40 + 2 * 3 * 7, 3), sharded=((40, 5), (2 * 3 * 7, 3))),
+        State("ssm", (5, 8, 7), "float32", sharded=((5, 5),)),
     )
     with pytest.raises(ValueError, match=r"expand \* hidden_size must be num_heads \* head_dim .*num_heads = 6"):
         architecture({**config, "num_heads": 6})
@@ -114,7 +117,10 @@ def test_a_prefix_is_a_state_of_its_own() -> None:
         "dim_head": 8,
         "prompt_length": 5,
     }
-    assert architecture(config).layers[0].states == (State("prompt_k", (5, 3, 8)), State("prompt_v", (5, 3, 8)))
+    assert architecture(config).layers[0].states == (
+        State("prompt_k", (3, 5, 8), sharded=((3, 3),)),
+        State("prompt_v", (3, 5, 8), sharded=((3, 3),)),
+    )
 
 
 # Indexers

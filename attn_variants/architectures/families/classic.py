@@ -174,8 +174,10 @@ FAMILIES: Mapping[str, Family | Nested] = {
         layer="'prompted_attention'",
         kinds={
             "prompted_attention": FULL.with_states(
-                KeptState("prompt_k", ("prompt_length", HEADS, "dim_head")),
-                KeptState("prompt_v", ("prompt_length", HEADS, "dim_head")),
+                *(
+                    KeptState(name, (HEADS, "prompt_length", "dim_head"), sharded=((HEADS, HEADS),))
+                    for name in ("prompt_k", "prompt_v")
+                )
             )
         },
     ),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from attn_variants.architectures.family import (
     FULL,
+    HEADS,
     LIST,
     SLIDING,
     Default,
@@ -20,27 +21,32 @@ from attn_variants.architectures.family import (
 
 from .state_spaces import convolution
 
-SHORT_CONV = Layer(states=(KeptState("conv", ("hidden_size", "conv_tail")),))
+SHORT_CONV = Layer(states=(KeptState("conv", ("hidden_size", "conv_tail"), sharded=(("hidden_size", "hidden_size"),)),))
 LFM_CONV, LFM_HELD = convolution("conv_L_cache")
 INKLING_CONV, INKLING_HELD = convolution("conv_kernel_size")
 
 ZAYA = (
-    KeptState("conv", ("(num_attention_heads + num_key_value_heads) * head_dim", "cca_time0 + cca_time1 - 2")),
-    KeptState("value", ("num_key_value_heads * head_dim / 2",)),
+    KeptState(
+        "conv",
+        ("(num_attention_heads + num_key_value_heads) * head_dim", "cca_time0 + cca_time1 - 2"),
+        sharded=(("num_attention_heads * head_dim", HEADS), ("num_key_value_heads * head_dim", "num_key_value_heads")),
+    ),
+    KeptState(
+        "value",
+        ("num_key_value_heads * head_dim / 2",),
+        sharded=(("num_key_value_heads * head_dim / 2", "num_key_value_heads"),),
+    ),
 )
 
 
 def _inkling(prefix: str, window: str | None) -> Layer:
     """Attention with convolutions on keys, values and both residual branches; sliding layers have their own heads."""
     heads, dim = f"{prefix}num_key_value_heads", f"{prefix}head_dim"
-    channels = {
-        "conv_k": f"{heads} * {dim}",
-        "conv_v": f"{heads} * {dim}",
-        "conv_in": "hidden_size",
-        "conv_out": "hidden_size",
-    }
-    states = tuple(KeptState(name, (width, "conv_tail"), "float32") for name, width in channels.items())
-    return grouped(heads, dim, window=window).with_states(*states)
+    keys = f"{heads} * {dim}"
+    return grouped(heads, dim, window=window).with_states(
+        *(KeptState(name, (keys, "conv_tail"), "float32", sharded=((keys, heads),)) for name in ("conv_k", "conv_v")),
+        *(KeptState(name, ("hidden_size", "conv_tail"), "float32") for name in ("conv_in", "conv_out")),
+    )
 
 
 def _inkling_fields(layers: int, hidden: int, heads: int, window: int, swa_kv: int) -> dict[str, Rule]:

@@ -24,26 +24,38 @@ from attn_variants.architectures.family import (
 
 from .state_spaces import ALL_STATES, convolution
 
+KEY_HEADS, VALUE_HEADS = "linear_num_key_heads", "linear_num_value_heads"
+KEYS, VALUES = f"2 * {KEY_HEADS} * linear_key_head_dim", f"{VALUE_HEADS} * linear_value_head_dim"
 DELTA = Layer(
     states=(
+        KeptState("conv", (f"{KEYS} + {VALUES}", "conv_tail"), sharded=((KEYS, KEY_HEADS), (VALUES, VALUE_HEADS))),
         KeptState(
-            "conv",
-            (
-                "2 * linear_num_key_heads * linear_key_head_dim + linear_num_value_heads * linear_value_head_dim",
-                "conv_tail",
-            ),
+            "delta",
+            (VALUE_HEADS, "linear_key_head_dim", "linear_value_head_dim"),
+            "float32",
+            sharded=((VALUE_HEADS, VALUE_HEADS),),
         ),
-        KeptState("delta", ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"), "float32"),
     )
 )
 """Gated delta rule (arXiv 2412.06464): a key-by-value matrix for every value head."""
+LINEAR_HEADS = "linear_num_heads"
+ALL_CHANNELS = f"3 * {LINEAR_HEADS} * linear_head_dim"
 CHANNEL_DELTA = Layer(
     states=(
-        KeptState("conv", ("3 * linear_num_heads * linear_head_dim", "conv_tail")),
-        KeptState("delta", ("linear_num_heads", "linear_head_dim", "linear_head_dim"), "float32"),
+        KeptState("conv", (ALL_CHANNELS, "conv_tail"), sharded=((ALL_CHANNELS, LINEAR_HEADS),)),
+        KeptState(
+            "delta",
+            (LINEAR_HEADS, "linear_head_dim", "linear_head_dim"),
+            "float32",
+            sharded=((LINEAR_HEADS, LINEAR_HEADS),),
+        ),
     )
 )
 """Kimi delta attention (arXiv 2510.26692): the same with a decay per key channel."""
+
+LIGHTNING = Layer(states=(KeptState("lightning", (HEADS, "head_dim", "head_dim"), sharded=((HEADS, HEADS),)),))
+"""Lightning attention (arXiv 2405.17381): a key-by-value matrix for every head, in the model's dtype."""
+MLSTM_HEADS = (("num_heads", "num_heads"),)
 
 LINEAR_CONV, LINEAR_HELD = convolution("linear_conv_kernel_dim")
 DELTA_FIELDS: dict[str, Rule] = {
@@ -122,7 +134,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
     "minimax": Family(
         sizes(32, 4096, 32, kv=8),
         layer="'linear_attention' if i % 2 else 'full_attention'",
-        kinds={"linear_attention": Layer(states=(KeptState("lightning", (HEADS, "head_dim", "head_dim")),))},
+        kinds={"linear_attention": LIGHTNING},
     ),
     "olmo_hybrid": Family(
         sizes(32, 3840, 30)
@@ -151,8 +163,8 @@ FAMILIES: Mapping[str, Family | Nested] = {
             "sliding_attention": grouped(window="attention_window_size"),
             "linear_attention": Layer(
                 states=(
-                    KeptState("conv", ("lru_width", "conv1d_width - 1")),
-                    KeptState("lru", ("lru_width",), "float32"),
+                    KeptState("conv", ("lru_width", "conv1d_width - 1"), sharded=(("lru_width", HEADS),)),
+                    KeptState("lru", ("lru_width",), "float32", sharded=(("lru_width", HEADS),)),
                 )
             ),
         },
@@ -168,7 +180,12 @@ FAMILIES: Mapping[str, Family | Nested] = {
             "linear_attention": Layer(
                 states=(
                     KeptState("shift", (2, "hidden_size")),
-                    KeptState("wkv", (3, "attention_hidden_size"), "float32"),
+                    KeptState(
+                        "wkv",
+                        ("attention_hidden_size", 3),
+                        "float32",
+                        sharded=(("attention_hidden_size", "attention_hidden_size"),),
+                    ),
                 )
             )
         },
@@ -189,9 +206,9 @@ FAMILIES: Mapping[str, Family | Nested] = {
         kinds={
             "linear_attention": Layer(
                 states=(
-                    KeptState("matrix", ("num_heads", "qk_dim / num_heads", "v_dim / num_heads")),
-                    KeptState("normaliser", ("num_heads", "qk_dim / num_heads")),
-                    KeptState("maximum", ("num_heads", 1)),
+                    KeptState("matrix", ("num_heads", "qk_dim / num_heads", "v_dim / num_heads"), sharded=MLSTM_HEADS),
+                    KeptState("normaliser", ("num_heads", "qk_dim / num_heads"), sharded=MLSTM_HEADS),
+                    KeptState("maximum", ("num_heads", 1), sharded=MLSTM_HEADS),
                 )
             )
         },

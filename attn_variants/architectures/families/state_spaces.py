@@ -27,23 +27,31 @@ def convolution(kernel: str) -> tuple[dict[str, Rule], Held]:
     return {"conv_tail": Computed(f"{kernel} - 1")}, Held({"conv_tail": Computed(kernel)})
 
 
-def state_space(channels: str, inner: tuple[str, ...], state: str) -> tuple[KeptState, KeptState]:
-    """The tail of the convolution over `channels`, and `state` float32 numbers for each of the `inner` ones."""
-    return KeptState("conv", (channels, "conv_tail")), KeptState("ssm", (*inner, state), "float32")
+def mamba1(inner: str, state: str, heads: str | None = None) -> tuple[KeptState, KeptState]:
+    """Mamba (arXiv 2312.00752): the tail of the convolution, and `state` float32 numbers, for each inner channel."""
+    axes = (inner,) if heads is None else (heads, f"{inner} / {heads}")
+    return (
+        KeptState("conv", (inner, "conv_tail"), sharded=((inner, heads or inner),)),
+        KeptState("ssm", (*axes, state), "float32", sharded=((axes[0], axes[0]),)),
+    )
 
 
 def mamba2(inner: str, groups: str, state: str, heads: str) -> tuple[KeptState, KeptState]:
     """Mamba-2 (arXiv 2405.21060): the convolution runs over x, B and C, and the state has heads."""
-    return state_space(f"{inner} + 2 * {groups} * {state}", (heads, f"{inner} / {heads}"), state)
+    shared = f"2 * {groups} * {state}"
+    return (
+        KeptState("conv", (f"{inner} + {shared}", "conv_tail"), sharded=((inner, heads), (shared, groups))),
+        KeptState("ssm", (heads, f"{inner} / {heads}", state), "float32", sharded=((heads, heads),)),
+    )
 
 
 EXPANDED = "(mamba_expand * hidden_size)"
-MAMBA = state_space("intermediate_size", ("intermediate_size",), "state_size")
+MAMBA = mamba1("intermediate_size", "state_size")
 MAMBA2 = mamba2("(expand * hidden_size)", "n_groups", "state_size", "num_heads")
-JAMBA = state_space(EXPANDED, (EXPANDED,), "mamba_d_state")
+JAMBA = mamba1(EXPANDED, "mamba_d_state")
 BAMBA = mamba2(EXPANDED, "mamba_n_groups", "mamba_d_state", "mamba_n_heads")
 FALCON_H1 = mamba2("mamba_d_ssm", "mamba_n_groups", "mamba_d_state", "mamba_n_heads")
-ZAMBA = state_space(EXPANDED, ("n_mamba_heads", f"{EXPANDED} / n_mamba_heads"), "mamba_d_state")
+ZAMBA = mamba1(EXPANDED, "mamba_d_state", "n_mamba_heads")
 ZAMBA2 = mamba2(EXPANDED, "mamba_ngroups", "mamba_d_state", "n_mamba_heads")
 NEMOTRON_H = mamba2("(mamba_num_heads * mamba_head_dim)", "n_groups", "ssm_state_size", "mamba_num_heads")
 

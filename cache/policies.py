@@ -1,0 +1,144 @@
+"""The questions that a cache size can answer, and how each prices a layer. Imports no torch.
+
+Honest tools differ by a factor of two because they answer different questions:
+
+    ideal         what attention can ever read: min(T, W) tokens in a layer with a window of W
+    allocated     what our own store reserves, to the byte
+    transformers  what the cache of transformers 5.24 holds: its `dynamic` one, or its `static` one
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from attn_variants.architectures import Architecture
+from attn_variants.architectures.strided import StridedSpec, kept_entries, strided_entries
+from attn_variants.contract import CacheSpec
+from attn_variants.names import unknown
+
+from .accounting import Kept, layer_bytes, require_storable
+from .formats import Format
+from .layouts import layout_named
+from .parallel import Split
+
+TRANSFORMERS = "5.24"
+"""The version whose cache `transformers` prices."""
+
+Count = Callable[[CacheSpec, int], Kept]
+"""Which entries a layer keeps of so many tokens, each with how often."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers that remember the same."""
+
+    spec: CacheSpec
+    kind: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """A model's layers under one policy, format and split.
+
+    stages: the layers of each pipeline stage.     once: bytes that a cache keeps besides, whatever the batch.
+    """
+
+    stages: tuple[tuple[Layers, ...], ...]
+    kept: Count
+    form: Format
+    split: Split
+    once: int = 0
+
+    def sequence(self, layers: Layers, context: int, rank: int = 0) -> int:
+        """Bytes of one sequence in these layers on one context-parallel rank."""
+        return layers.count * layer_bytes(layers.spec, self.kept(layers.spec, context), self.form, self.split, rank)
+
+    def fullest(self, batch: int, context: int) -> int:
+        """Bytes on the fullest rank."""
+        stages = (sum(self.sequence(layers, context) for layers in stage) for stage in self.stages)
+        return self.split.sequences(batch) * max(stages) + self.once
+
+    def over_ranks(self, batch: int, context: int) -> int:
+        """Bytes on all ranks together."""
+        every = [layers for stage in self.stages for layers in stage]
+        one = sum(self.sequence(layers, context, rank) for layers in every for rank in range(self.split.cp))
+        return self.split.tp * batch * one + self.split.ranks * self.once
+
+    @property
+    def period(self) -> int:
+        """Tokens after which growth repeats: layers that pool their tokens in strides grow in saw-teeth."""
+        specs = [layers.spec for stage in self.stages for layers in stage]
+        return math.lcm(*(spec.stride for spec in specs if isinstance(spec, StridedSpec)))
+
+
+def pricing(found: Architecture, policy: str, store: str | None, form: Format, split: Split) -> Pricing:
+    """How a policy prices an architecture; names and splits that do not work out are refused."""
+    if policy not in POLICIES:
+        raise ValueError(unknown("policy", policy, POLICIES))
+    return Pricing(_stages(found, split), POLICIES[policy](found, store, form), form, split, found.bytes_once)
+
+
+def _ideal(found: Architecture, store: str | None, form: Format) -> Count:
+    if store is not None:
+        raise ValueError(f"store ({store!r}): policy 'ideal' asks what attention reads in any store; leave it out")
+    return kept_entries
+
+
+def _allocated(found: Architecture, store: str | None, form: Format) -> Count:
+    require_storable(found.layers)
+    _require_plain("allocated", form)
+    layout_named(store or "full", batch=1, capacity=1)
+
+    def kept(spec: CacheSpec, context: int) -> Kept:
+        slots = math.prod(layout_named(store or "full", batch=1, capacity=context).shape(1, 1)) if context else 0
+        return tuple((entry, slots) for entry in spec.entries)
+
+    return kept
+
+
+def _transformers(found: Architecture, store: str | None, form: Format) -> Count:
+    caches = {"dynamic": 1, "static": 0}
+    if store is not None and store not in caches:
+        raise ValueError(unknown("cache of transformers", store, caches))
+    _require_plain("transformers", form)
+    # A dynamic cache drops the token that the next one pushes out of the window; a static one has room for both.
+    dropped = caches[store or "dynamic"]
+
+    def kept(spec: CacheSpec, context: int) -> Kept:
+        limit = spec.window or spec.chunk
+        tokens = context if limit is None else min(context, limit - dropped)
+        return (*((entry, tokens) for entry in spec.entries), *strided_entries(spec, context))
+
+    return kept
+
+
+def _require_plain(policy: str, form: Format) -> None:
+    if not form.plain:
+        raise ValueError(
+            f"kv_dtype {form.name!r}: policy {policy!r} holds plain dtypes only; give one, or policy 'ideal'"
+        )
+
+
+POLICIES: dict[str, Callable[[Architecture, str | None, Format], Count]] = {
+    "ideal": _ideal,
+    "allocated": _allocated,
+    "transformers": _transformers,
+}
+
+
+def _stages(found: Architecture, split: Split) -> tuple[tuple[Layers, ...], ...]:
+    for heads, spec in zip(found.query_heads, found.layers, strict=True):
+        if heads and spec.shares is None:
+            split.require_query_heads(heads)
+    return tuple(_grouped(found, part) for part in split.stages(found.layers))
+
+
+def _grouped(found: Architecture, part: slice) -> tuple[Layers, ...]:
+    counts: dict[tuple[int, str], list[CacheSpec]] = {}
+    for spec, kind in zip(found.layers[part], found.kinds[part], strict=True):
+        # Layers of one kind share one declaration, unless they differ.
+        counts.setdefault((id(spec), kind), []).append(spec)
+    return tuple(Layers(specs[0], kind, len(specs)) for (_, kind), specs in counts.items())

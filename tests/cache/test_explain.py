@@ -1,0 +1,55 @@
+"""The arithmetic that is shown is the arithmetic that is done."""
+
+import re
+
+import pytest
+
+from attn_variants.architectures import PRESETS
+from attn_variants.cache import model_cache
+from attn_variants.cache.explain import explained
+
+SIZES = {"batch": 3, "context": 5000}
+
+
+def test_deepseek_v3_by_hand():
+    lines = explained(model_cache("deepseek-v3").pricing(), batch=8, context=131_072)
+    assert lines == [
+        "61 x full_attention: 61 x (latent 1 x 512 x 2 B x 131,072 tokens + k_rope 1 x 64 x 2 B x 131,072 tokens)"
+        " = 9,210,691,584",
+        "one sequence: 9,210,691,584 bytes",
+        "8 sequences x 9,210,691,584 = 73,685,532,672 bytes (68.625 GiB)",
+    ]
+
+
+def value(line):
+    """What the terms of a line multiply and add up to."""
+    count, terms = re.fullmatch(r".*?: (\d+) x \((.*)\) = [\d,]+", line).groups()
+    total = 0
+    for term in re.split(r" \+ ", terms):
+        term = re.sub(r" \(window [\d,]+\)", "", term).replace(",", "")
+        if share := re.search(r"state [\d x]+ (\d+) of its \d+ numbers on a rank x (\d+) B", term):
+            total += int(share[1]) * int(share[2])
+            continue
+        term = re.sub(r" \(\d+ in [^)]*\)", "", term)
+        numbers = [int(number) for number in re.findall(r"(?<![\w:])(\d+)(?![\w:])", term)]
+        product = 1
+        for number in numbers:
+            product *= number
+        total += product
+    return int(count) * total
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_dtype": "int4:32:100"}, {"tp": 2}, {"policy": "transformers"}], ids=str)
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_line_multiplies_out_and_the_lines_add_up(name, options):
+    try:
+        priced = model_cache(name).pricing(**options)
+        *groups, one, total = explained(priced, **SIZES)
+    except ValueError:
+        pytest.skip("this model does not come in this format or split")
+    given = [int(line.rsplit(" = ", 1)[1].replace(",", "")) for line in groups]
+    for line, result in zip(groups, given, strict=True):
+        if "(" in line:
+            assert value(line) == result, line
+    assert one == f"one sequence: {sum(given):,} bytes"
+    assert f"= {priced.fullest(**SIZES):,} bytes" in total
