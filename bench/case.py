@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attn_variants.architectures import Architecture
+from attn_variants.cache import ModelCache, model_cache
 from attn_variants.config import DecoderConfig, Geometry
 from attn_variants.contract import CacheSpec, Entry, Record
 from attn_variants.names import unknown
-from attn_variants.registry import variant_named
+from attn_variants.registry import VARIANTS, variant_named
 
 if TYPE_CHECKING:
     from attn_variants.decoder import Decoder
@@ -62,12 +64,12 @@ PRESET_GEOMETRIES: dict[str, tuple[str, Geometry]] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """Something whose cache is sized: its name, what each layer remembers, and what MHA of its sizes would."""
+    """Something whose cache is sized: its name, its cache, and that of MHA at its sizes."""
 
     name: str
     variant: str | None
-    layers: tuple[CacheSpec, ...]
-    mha: tuple[CacheSpec, ...] | None = None
+    cache: ModelCache
+    mha: ModelCache | None = None
 
 
 def variant_subject(name: str, geometry: Geometry) -> Subject:
@@ -75,16 +77,26 @@ def variant_subject(name: str, geometry: Geometry) -> Subject:
     spec = variant_named(name).config.from_geometry(geometry).cache_spec()
     head = geometry.heads, geometry.head_dim
     mha = CacheSpec(records=(Record.of(Entry("k", *head)), Record.of(Entry("v", *head))))
-    return Subject(name, name, (spec,) * geometry.layers, (mha,) * geometry.layers)
+    return Subject(name, name, *(_repeated(name, geometry, layer) for layer in (spec, mha)))
+
+
+def _repeated(name: str, geometry: Geometry, spec: CacheSpec) -> ModelCache:
+    count = geometry.layers
+    return ModelCache(
+        {}, Architecture(name, count, (spec,) * count, ("full_attention",) * count, (geometry.heads,) * count)
+    )
 
 
 def model_subject(model: str) -> Subject:
     """A published model: a preset's name, a config.json or the folder that holds one."""
-    from attn_variants.cache import model_cache
-
     if not model:
         raise ValueError("--model is empty; give a preset, a config.json or its folder")
-    return Subject(model, None, tuple(model_cache(model).layers))
+    return Subject(model, None, model_cache(model))
+
+
+def named_subject(name: str, geometry: Geometry) -> Subject:
+    """A variant at these sizes, or a published model."""
+    return variant_subject(name, geometry) if name in VARIANTS else model_subject(name)
 
 
 def decoder_config(variant: str, geometry: Geometry) -> DecoderConfig:

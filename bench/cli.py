@@ -9,10 +9,12 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from attn_variants.cache.formats import format_named
+from attn_variants.cache.quantize import codec_named
 from attn_variants.config import Geometry
 from attn_variants.dtypes import canonical_dtype
 from attn_variants.registry import VARIANTS, variant_named
@@ -23,12 +25,16 @@ from .case import (
     SMALL,
     decoder_config,
     model_subject,
+    named_subject,
     preset_geometry,
     variant_subject,
 )
-from .options import Common, given, listed, numbered, require_positive, spread
+from .options import Common, Sizing, given, listed, numbered, require_positive, sized, spread
 from .results import Report, deliver, environment, require_writable, to_stdout
 from .tables import as_text
+
+if TYPE_CHECKING:
+    from .memory import Question
 
 app = typer.Typer(add_completion=False)
 MOST_THREADS = 1024
@@ -74,22 +80,20 @@ def tour(ctx: typer.Context, common: Common) -> None:
 def memory(
     ctx: typer.Context,
     common: Common,
+    sizing: Sizing,
     geometry: Geometry = LLAMA_3_8B,
     variant: Variants = None,
     model: Annotated[list[str] | None, typer.Option(help="Preset, config.json or its folder; repeatable.")] = None,
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
-    context: Annotated[int, typer.Option(help="Tokens in each sequence.")] = 8192,
-    kv_dtype: Annotated[str, typer.Option(help="Dtype of the cache.")] = "bfloat16",
-    store: Annotated[str, typer.Option(help="Layout of the store.")] = "full",
-    codec: Annotated[str, typer.Option(help="How stored numbers are coded.")] = "plain",
+    codec: Annotated[str, typer.Option(help="How stored numbers are coded: plain.")] = "plain",
     shapes: Annotated[bool, typer.Option("--shapes", help="List each stored tensor.")] = False,
     allocate: Annotated[bool, typer.Option("--allocate", help="Make the store and read its storages.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show the arithmetic.")] = False,
 ) -> None:
     """Cache sizes of variants or published models: by formula, and as really allocated."""
     from .memory import memory_report
 
     require_ready(common)
-    require_positive(batch=batch, context=context)
+    asked = question(sizing, codec)
     if model and (sizes := given(ctx, "variant", *GEOMETRY)):
         raise ValueError(
             f"{', '.join(sizes)} and --model exclude each other: a model brings its own sizes; give one of them"
@@ -100,17 +104,42 @@ def memory(
         subjects = [variant_subject(name, geometry) for name in variants_named(variant)]
     # Sizes by formula need no torch, and so no device, unless one is asked for by name.
     device = resolved_device(common) if allocate or common.device == "cuda" else "cpu"
-    report = memory_report(
-        subjects,
-        batch=batch,
-        context=context,
-        kv_dtype=canonical_dtype(kv_dtype),
-        store=store,
-        codec=codec,
-        shapes=shapes,
-        device=device if allocate else None,
-    )
+    report = memory_report(subjects, asked, shapes=shapes, explain=explain, device=device if allocate else None)
     finish(ctx, report, common, device)
+
+
+@app.command()
+@spread
+def compare(
+    ctx: typer.Context,
+    common: Common,
+    sizing: Sizing,
+    subjects: Annotated[list[str], typer.Argument(help="Presets, config.json files, folders or variants.")],
+    geometry: Geometry = LLAMA_3_8B,
+    explain: Annotated[bool, typer.Option("--explain", help="Show the arithmetic.")] = False,
+) -> None:
+    """Models or variants side by side: at equal context, or with --budget at equal bytes."""
+    from .memory import memory_report
+
+    require_ready(common)
+    named = [named_subject(name, geometry) for name in subjects]
+    finish(ctx, memory_report(named, question(sizing), explain=explain, compared=True), common, "cpu")
+
+
+@app.command()
+@spread
+def models(
+    ctx: typer.Context,
+    common: Common,
+    context: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 8192,
+    kv_dtype: Annotated[str, typer.Option(help="Dtype of the cache.")] = "bfloat16",
+) -> None:
+    """The bundled presets: what each keeps per token, what a sequence costs, and where that was read."""
+    from .memory import models_report
+
+    require_ready(common)
+    require_positive(context=context)
+    finish(ctx, models_report(context, format_named(kv_dtype).name), common, "cpu")
 
 
 @app.command()
@@ -229,6 +258,24 @@ def fetch(
         to_stdout(f"{folder}\n")
     report = Report([{"model": name, "folder": str(folder)}])
     finish(ctx, report, common, "cpu", shown=shows_tables(common) and not common.output)
+
+
+def question(sizing: Sizing, codec: str = "plain") -> Question:
+    """What the flags ask of every subject; numbers and names are checked here."""
+    from .memory import Question
+
+    require_positive(**{name: getattr(sizing, name) for name in ("batch", "context", "tp", "pp", "dp", "cp")})
+    codec_named(codec)
+    values = vars(sizing) | {"codec": codec}
+    if sizing.kv_dtype != "auto":
+        values["kv_dtype"] = format_named(sizing.kv_dtype).name
+    if sizing.budget is not None:
+        values["budget"] = sized("--budget", sizing.budget)
+    if sizing.weights is not None:
+        if sizing.budget is None:
+            raise ValueError("--weights says what the weights take of a budget; give --budget too")
+        values["weights"] = sizing.weights if sizing.weights == "auto" else sized("--weights", sizing.weights)
+    return Question(**values)
 
 
 def variants_named(values: Sequence[str] | None) -> list[str]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from attn_variants.cache import bytes_per_token, cache_bytes, cache_shapes, ideal_bytes
+from attn_variants.architectures import PRESETS
+from attn_variants.cache import cache_shapes, model_cache
+from attn_variants.cache.explain import explained
 from attn_variants.contract import CacheSpec
 from attn_variants.dtypes import dtype_bytes
 
@@ -17,16 +21,60 @@ from .tables import Column, Table, exact, size
 META_ABOVE = 1 << 30
 """A store of more bytes than this is made on the meta device: every shape and size is real, no memory is taken."""
 
+CONTEXTS = tuple(2**power for power in range(12, 21))
+"""Of the table over a budget: 4,096 to 1,048,576 tokens."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of every subject.
+
+    policy: None is `allocated` where a store can hold the subject, else `ideal`; see `attn_variants.cache.policies`.
+    store: None is the policy's own.     budget: bytes per rank, for weights and cache.
+    weights: bytes of the whole model, `auto` to count them, None to leave them out.
+    """
+
+    batch: int
+    context: int
+    kv_dtype: str
+    policy: str | None = None
+    store: str | None = None
+    codec: str = "plain"
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    budget: int | None = None
+    weights: int | str | None = None
+
+    @property
+    def split(self) -> dict[str, int]:
+        """Ranks each way, as the figures take them."""
+        return {"tp": self.tp, "pp": self.pp, "dp": self.dp, "cp": self.cp}
+
+    @property
+    def ranks(self) -> int:
+        """In all."""
+        return self.tp * self.pp * self.dp * self.cp
+
+
 COLUMNS = (
     Column("subject", "subject", right=False),
     Column("entries", "kept per token, each layer", lambda entries: described(entries), right=False),
+    Column("bytes_fixed", "fixed", size),
     Column("bytes_per_token", "bytes/token", exact),
     Column("bytes_ideal", "ideal", size),
     Column("bytes_formula", "reserved", size),
+    Column("bytes_by_policy", "by policy", size),
+    Column("bytes_over_ranks", "over ranks", size),
     Column("bytes_allocated", "allocated", size),
     Column("allocated_on", "on", right=False),
     Column("windowed_layers", "windowed layers"),
     Column("ratio_to_mha", "of MHA", "{:.2%}".format),
+    Column("ratio_to_first", "of the first", "{:.2%}".format),
+    Column("weights", "weights/rank", size),
+    Column("max_batch", "most sequences", lambda most: "any" if most == "any" else exact(most)),
+    Column("max_context", "longest context", lambda most: "any" if most == "any" else exact(most)),
 )
 SHAPE_COLUMNS = (
     Column("subject", "subject", right=False),
@@ -43,39 +91,68 @@ NOTE = (
 
 def memory_report(
     subjects: Iterable[Subject],
+    question: Question,
     *,
-    batch: int,
-    context: int,
-    kv_dtype: str,
-    store: str = "full",
-    codec: str = "plain",
     shapes: bool = False,
+    explain: bool = False,
+    compared: bool = False,
     device: str | None = None,
 ) -> Report:
     """One row per subject; `device` not None also makes the store there and reads its storages.
 
-    kv_dtype is a canonical name. Raises ValueError for a store or codec that does not exist.
+    compared: each subject's bytes are given over the first one's. Raises ValueError, naming the subject, for what the
+    question's options refuse.
     """
     rows = []
     for subject in subjects:
-        row = _sized(subject, batch=batch, context=context, kv_dtype=kv_dtype, store=store, codec=codec)
-        if shapes:
-            row["tensors"] = _tensors(subject.layers, batch, context, kv_dtype, store, codec)
-        if device is not None:
-            row["allocated_on"] = "meta" if row["bytes_formula"] > META_ABOVE else device
-            row["bytes_allocated"] = _allocated(subject.layers, row)
-        rows.append(row)
-    where = f"batch {batch}, context {context:,}, {kv_dtype}, {store} store, {codec} codec"
-    report = Report(rows, [Table(f"KV cache: {where}", _shown(rows), rows, NOTE)])
-    if shapes:
-        tensors = [{"subject": row["subject"], **tensor} for row in rows for tensor in row["tensors"]]
-        report.tables.append(Table(f"Stored tensors: {where}", SHAPE_COLUMNS, tensors))
+        try:
+            rows.append(_row(subject, question, shapes=shapes, explain=explain, device=device))
+        except ValueError as error:
+            raise ValueError(f"{subject.name}: {error}") from None
+        if compared:
+            rows[-1]["ratio_to_first"] = rows[-1]["bytes_by_policy"] / rows[0]["bytes_by_policy"]
+    report = Report(rows, list(_tables(rows, question, shapes=shapes, explain=explain)))
     report.failures += [
         f"{row['subject']}: allocated {row['bytes_allocated']} bytes, the formula says {row['bytes_formula']}"
         for row in rows
         if row["bytes_allocated"] not in (None, row["bytes_formula"])
     ]
     return report
+
+
+MODEL_COLUMNS = (
+    Column("model", "model", right=False),
+    Column("model_type", "model_type", right=False),
+    Column("layers", "layers"),
+    Column("entries", "kept per token, each layer", lambda entries: described(entries), right=False),
+    Column("bytes_fixed", "fixed", size),
+    Column("bytes_per_token", "bytes/token", exact),
+    Column("bytes_ideal", "a sequence", size),
+)
+
+
+def models_report(context: int, kv_dtype: str) -> Report:
+    """A row per bundled preset, with its source."""
+    rows: list[Row] = []
+    for name, preset in PRESETS.items():
+        cache = model_cache(name)
+        asked: dict[str, Any] = {"kv_dtype": kv_dtype}
+        rows.append(
+            {
+                "model": name,
+                "model_type": cache.architecture.model_type,
+                "layers": len(cache.layers),
+                "context": context,
+                "kv_dtype": kv_dtype,
+                "entries": _entries(cache.layers, kv_dtype),
+                "bytes_fixed": cache.bytes_fixed(**asked),
+                "bytes_per_token": cache.bytes_per_token(context=context, **asked),
+                "bytes_ideal": cache.bytes(context=context, **asked),
+                "source": preset.source,
+            }
+        )
+    note = "bytes/token: of the next token at this context. The source of each is in the other formats (--format json)."
+    return Report(rows, [Table(f"{len(rows)} presets, context {context:,}, {kv_dtype}", MODEL_COLUMNS, rows, note)])
 
 
 def described(entries: list[Row]) -> str:
@@ -88,35 +165,97 @@ def described(entries: list[Row]) -> str:
     )
 
 
-def _sized(subject: Subject, *, batch: int, context: int, kv_dtype: str, store: str, codec: str) -> Row:
-    reserved = cache_bytes(subject.layers, batch=batch, capacity=context, store=store, codec=codec, dtype=kv_dtype)
+def _row(subject: Subject, question: Question, *, shapes: bool, explain: bool, device: str | None) -> Row:
+    cache, sizes = subject.cache, {"batch": question.batch, "context": question.context}
+    shared: dict[str, Any] = {"kv_dtype": question.kv_dtype, **question.split}
+    reserved, why = _reserved(subject, question)
+    policy = question.policy or ("ideal" if reserved is None else "allocated")
+    # Growth and the number of sequences that fit are asked of what can ever be read, unless a policy is named.
+    asked = shared | {"policy": question.policy or "ideal"}
+    if question.policy is not None:
+        asked["store"] = question.store
     row: Row = {
         "subject": subject.name,
         "variant": subject.variant,
-        "layers": len(subject.layers),
-        "batch": batch,
-        "context": context,
-        "kv_dtype": kv_dtype,
-        "store": store,
-        "codec": codec,
-        "policy": "allocated",
-        "tp": 1,
-        "entries": _entries(subject.layers, kv_dtype),
-        "windowed_layers": sum(1 for spec in subject.layers if spec.window or spec.chunk),
-        "bytes_per_token": bytes_per_token(subject.layers, context=context, dtype=kv_dtype),
-        "bytes_ideal": ideal_bytes(subject.layers, batch=batch, context=context, dtype=kv_dtype),
+        "layers": len(cache.layers),
+        **sizes,
+        "kv_dtype": question.kv_dtype,
+        "store": question.store or {"allocated": "full", "transformers": "dynamic"}.get(policy),
+        "codec": question.codec,
+        "policy": policy,
+        **question.split,
+        "entries": _entries(cache.layers, question.kv_dtype),
+        "windowed_layers": sum(1 for spec in cache.layers if spec.window or spec.chunk),
+        "bytes_fixed": cache.bytes_fixed(**shared),
+        "bytes_per_token": cache.bytes_per_token(context=question.context, **asked),
+        "bytes_ideal": cache.bytes(**sizes, **shared),
         "bytes_formula": reserved,
+        "bytes_by_policy": reserved if policy == "allocated" else cache.bytes(**sizes, **asked),
+        "bytes_over_ranks": cache.bytes_over_ranks(**sizes, **asked) if question.ranks > 1 else None,
         "bytes_allocated": None,
         "allocated_on": None,
         "ratio_to_mha": None,
+        "note": why,
     }
-    if subject.mha is not None:
-        mha = cache_bytes(subject.mha, batch=batch, capacity=context, store=store, codec="plain", dtype=kv_dtype)
-        row["ratio_to_mha"] = reserved / mha
+    if subject.mha is not None and reserved is not None:
+        row["ratio_to_mha"] = reserved / subject.mha.bytes(**sizes, **shared, policy="allocated")
+    if question.budget is not None:
+        row |= _fitting(subject, question, asked)
+    if explain:
+        priced = cache.pricing(**shared, policy=policy, store=question.store)
+        row["explanation"] = explained(priced, **sizes)
+    if shapes:
+        row["tensors"] = _tensors(cache.layers, question)
+    if device is not None:
+        if reserved is None:
+            raise ValueError(f"--allocate: {why}")
+        row["allocated_on"] = "meta" if reserved > META_ABOVE else device
+        row["bytes_allocated"] = _allocated(cache.layers, question, row["allocated_on"])
     return row
 
 
-def _entries(layers: tuple[CacheSpec, ...], kv_dtype: str) -> list[Row]:
+def _reserved(subject: Subject, question: Question) -> tuple[int | None, str | None]:
+    """What our store reserves on a rank, or why no store of ours holds this yet."""
+    store = question.store if question.policy in (None, "allocated") else None
+    shared: dict[str, Any] = {"kv_dtype": question.kv_dtype, **question.split}
+    sizes = {"batch": question.batch, "context": question.context}
+    try:
+        return subject.cache.bytes(**sizes, **shared, policy="allocated", store=store), None
+    except ValueError as error:
+        if question.policy == "allocated" or store is not None:
+            raise
+        # Splits that do not work out are refused by every policy; what no store holds can still be sized.
+        subject.cache.pricing(**shared)
+        return None, str(error)
+
+
+def _fitting(subject: Subject, question: Question, asked: dict[str, Any]) -> Row:
+    """What fits into the budget beside the weights, a rank of tensor and pipeline parallelism holding its share."""
+    assert question.budget is not None
+    weights = None
+    if question.weights is not None:
+        whole = subject.cache.weights() if question.weights == "auto" else question.weights
+        assert isinstance(whole, int)
+        weights = -(-whole // (question.tp * question.pp))
+    left = question.budget - (weights or 0)
+    if left < 0:
+        raise ValueError(f"--budget ({question.budget} bytes) does not hold the weights of a rank ({weights} bytes)")
+    cache = subject.cache
+    most = {context: cache.max_batch(budget=left, context=context, **asked) for context in CONTEXTS}
+    return {
+        "budget": question.budget,
+        "weights": weights,
+        "max_batch": _any(cache.max_batch(budget=left, context=question.context, **asked)),
+        "max_context": _any(cache.max_context(budget=left, batch=question.batch, **asked)),
+        "max_batch_by_context": {str(context): _any(count) for context, count in most.items()},
+    }
+
+
+def _any(most: int | None) -> int | str:
+    return "any" if most is None else most
+
+
+def _entries(layers: Sequence[CacheSpec], kv_dtype: str) -> list[Row]:
     counts = Counter(
         (entry.name, entry.heads, entry.dim, entry.dtype or kv_dtype)
         for spec in layers
@@ -129,30 +268,64 @@ def _entries(layers: tuple[CacheSpec, ...], kv_dtype: str) -> list[Row]:
     ]
 
 
-def _tensors(
-    layers: tuple[CacheSpec, ...], batch: int, context: int, kv_dtype: str, store: str, codec: str
-) -> list[Row]:
-    shapes = cache_shapes(layers, batch=batch, capacity=context, store=store, codec=codec, dtype=kv_dtype)
+def _tensors(layers: Sequence[CacheSpec], question: Question) -> list[Row]:
+    shapes = cache_shapes(
+        layers,
+        batch=question.batch,
+        capacity=question.context,
+        store=question.store or "full",
+        codec=question.codec,
+        dtype=question.kv_dtype,
+    )
     return [
         {"name": name, "shape": list(shape), "dtype": dtype, "bytes": math.prod(shape) * dtype_bytes(dtype)}
         for name, (shape, dtype) in shapes.items()
     ]
 
 
-def _allocated(layers: tuple[CacheSpec, ...], row: Row) -> int:
+def _allocated(layers: Sequence[CacheSpec], question: Question, device: str) -> int:
     from attn_variants.cache import KVCache
 
+    if question.ranks > 1:
+        raise ValueError("--allocate makes the store of one rank that holds all; leave out --tp, --pp, --dp and --cp")
     cache = KVCache(
         layers,
-        batch=row["batch"],
-        capacity=row["context"],
-        dtype=row["kv_dtype"],
-        device=row["allocated_on"],
-        store=row["store"],
-        codec=row["codec"],
+        batch=question.batch,
+        capacity=question.context,
+        dtype=question.kv_dtype,
+        device=device,
+        store=question.store or "full",
+        codec=question.codec,
     )
     return cache.nbytes
 
 
+def _tables(rows: list[Row], question: Question, *, shapes: bool, explain: bool) -> Iterator[Table]:
+    policies = ", ".join(dict.fromkeys(row["policy"] for row in rows))
+    ways = [f"{name} {ranks}" for name, ranks in question.split.items() if ranks > 1]
+    where = ", ".join(
+        [f"batch {question.batch}, context {question.context:,}, {question.kv_dtype}, policy {policies}", *ways]
+    )
+    notes = list(dict.fromkeys(f"{row['subject']}: {row['note']}." for row in rows if row["note"]))
+    yield Table(f"KV cache: {where}", _shown(rows), rows, " ".join([NOTE, *notes]))
+    if question.budget is not None:
+        columns = (Column("subject", "subject", right=False), *(Column(str(c), f"at {c:,}") for c in CONTEXTS))
+        lines = [{"subject": row["subject"]} | row["max_batch_by_context"] for row in rows]
+        yield Table(f"Most sequences within {size(question.budget)} per rank", columns, lines)
+    if explain:
+        for row in rows:
+            lines = [{"line": line} for line in row["explanation"]]
+            yield Table(f"{row['subject']}, policy {row['policy']}", (Column("line", "bytes", right=False),), lines)
+    if shapes:
+        tensors = [{"subject": row["subject"], **tensor} for row in rows for tensor in row["tensors"]]
+        yield Table(f"Stored tensors: {where}", SHAPE_COLUMNS, tensors)
+
+
 def _shown(rows: list[Row]) -> tuple[Column, ...]:
-    return tuple(column for column in COLUMNS if any(row[column.field] not in (None, 0) for row in rows))
+    """The columns that say something; the policy's only where it is neither of the other two."""
+    other = any(row["bytes_by_policy"] not in (row["bytes_ideal"], row["bytes_formula"]) for row in rows)
+    return tuple(
+        column
+        for column in COLUMNS
+        if (other or column.field != "bytes_by_policy") and any(row.get(column.field) not in (None, 0) for row in rows)
+    )

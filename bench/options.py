@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
@@ -32,6 +34,35 @@ class Common:
         "auto"
     )
     threads: Annotated[int | None, typer.Option(help="CPU threads; unset leaves torch's choice.")] = None
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What a cache is sized for."""
+
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1
+    context: Annotated[int, typer.Option(help="Tokens in each sequence.")] = 8192
+    kv_dtype: Annotated[
+        str,
+        typer.Option(
+            help="A dtype (bfloat16, float16, float32), auto (the model's), or fp8, int8:GROUP, int4:64, q8_0 ..."
+        ),
+    ] = "bfloat16"
+    policy: Annotated[
+        str | None, typer.Option(help="Which question: ideal, allocated or transformers.", show_default="by subject")
+    ] = None
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the policy: full for allocated; dynamic or static for transformers.", show_default="full"
+        ),
+    ] = None
+    tp: Annotated[int, typer.Option(help="Ranks of tensor parallelism.")] = 1
+    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1
+    dp: Annotated[int, typer.Option(help="Ranks of data-parallel attention.")] = 1
+    cp: Annotated[int, typer.Option(help="Ranks of context parallelism.")] = 1
+    budget: Annotated[str | None, typer.Option(help="Bytes per rank, as 80GiB: what fits?")] = None
+    weights: Annotated[str | None, typer.Option(help="Bytes of the model's weights, or auto to count them.")] = None
 
 
 def spread(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,3 +147,19 @@ def require_positive(most: int = LARGEST_SIZE, **values: int | None) -> None:
             raise ValueError(f"{flag} ({value}) must be at least 1")
         if value is not None and value > most:
             raise ValueError(f"{flag} ({value}) must be at most {most}")
+
+
+SIZE_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{binary}b": base**power
+    for power, letter in enumerate("kmgt", 1)
+    for binary, base in (("", 1000), ("i", 1024))
+}
+
+
+def sized(flag: str, text: str) -> int:
+    """Bytes, from a whole number of them or a number with a unit: 80GiB is 80 * 2**30, 80GB is 80 * 10**9."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if found is None or found[2].lower() not in SIZE_UNITS or ("." in found[1] and not found[2]):
+        raise ValueError(f"{flag} ({text}) must be bytes or a number with a unit, as 80GiB (2**30) or 80GB (10**9)")
+    whole = Decimal(found[1]) * SIZE_UNITS[found[2].lower()]
+    return int(whole)

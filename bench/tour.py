@@ -9,7 +9,7 @@ from attn_variants.registry import VARIANTS
 
 from .case import LLAMA_3_8B, SMALL, model_subject, variant_subject
 from .contest import Case, Settings
-from .memory import memory_report
+from .memory import Question, memory_report
 from .parity import parity_report
 from .results import Report
 from .throughput import throughput_report
@@ -38,7 +38,7 @@ CONTEXTS = (512, 2048)
 
 def sections(device: str, seed: int) -> Iterator[tuple[str, Report]]:
     """The tour's parts by name, each when it is done."""
-    sized = partial(memory_report, batch=BATCH, context=CONTEXT, kv_dtype=KV_DTYPE)
+    sized = partial(memory_report, question=Question(BATCH, CONTEXT, KV_DTYPE))
     yield "variants", sized([variant_subject(name, LLAMA_3_8B) for name in VARIANTS])
     yield "models", sized([model_subject(name) for name in MODELS])
     parity = parity_report(list(VARIANTS), SMALL, dtypes=PARITY_DTYPES, device=device, seed=seed)

@@ -44,6 +44,8 @@ class ModelCache:
     @cached_property
     def held(self) -> Architecture:
         """What transformers' own cache keeps, which is more in some families."""
+        if not self.config:
+            raise ValueError("policy 'transformers' prices models that have a config.json; give one, or another policy")
         return architecture(self.config, held_by="transformers")
 
     @cached_property

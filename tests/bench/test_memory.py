@@ -118,6 +118,72 @@ def test_above_one_gibibyte_the_store_is_made_on_the_meta_device_and_the_row_say
 
 
 def test_a_store_that_differs_from_its_formula_fails_the_command(capsys, monkeypatch):
-    monkeypatch.setattr(module, "_allocated", lambda layers, row: row["bytes_formula"] + 1)
+    monkeypatch.setattr(module, "_allocated", lambda layers, question, device: 2049)
     assert main(["memory", "--allocate", "--variant", "mqa", "--layers", "1", "--context", "4"]) == 1
     assert "failed: mqa: allocated 2049 bytes, the formula says 2048" in capsys.readouterr().err
+
+
+def test_a_model_that_no_store_holds_is_sized_and_the_row_says_why_nothing_is_reserved(capsys):
+    (row,) = rows(capsys, ["--model", "qwen3-next-80b-a3b", "--context", "1000"])
+    assert row["policy"] == "ideal"
+    assert row["bytes_formula"] is None
+    assert "constant-size state (conv, delta), which no store holds" in row["note"]
+    assert row["bytes_ideal"] == row["bytes_by_policy"] == row["bytes_fixed"] + 1000 * row["bytes_per_token"]
+    assert main(["memory", "--model", "qwen3-next-80b-a3b", "--policy", "allocated"]) == 2
+    assert "qwen3-next-80b-a3b: layer 0 keeps a constant-size state" in capsys.readouterr().err
+
+
+def test_a_policy_answers_its_own_question(capsys):
+    asked = ["--model", "mistral-7b-v0.1", "--context", "8192"]
+    by_policy = {
+        words: rows(capsys, [*asked, "--policy", *words.split()])[0]["bytes_by_policy"]
+        for words in ("ideal", "allocated", "transformers", "transformers --store static")
+    }
+    token = 131_072
+    assert by_policy == {
+        "ideal": 4096 * token,
+        "allocated": 8192 * token,
+        "transformers": 4095 * token,
+        "transformers --store static": 4096 * token,
+    }
+
+
+def test_ranks_and_formats(capsys):
+    asked = ["--model", "llama-3.1-70b", "--context", "1000", "--kv-dtype", "fp8"]
+    (one,), (rank,) = (rows(capsys, [*asked, "--tp", tp]) for tp in ("1", "16"))
+    assert one["bytes_ideal"] == 80 * 2 * 8 * 128 * 1000
+    assert rank["bytes_ideal"] == 80 * 2 * 1 * 128 * 1000
+    assert (one["bytes_over_ranks"], rank["bytes_over_ranks"]) == (None, 2 * one["bytes_ideal"])
+
+
+def test_a_budget_holds_what_fits_and_no_more(capsys):
+    """Llama-3.1-8B: 131072 bytes a token."""
+    asked = ["--model", "llama-3.1-8b", "--batch", "4", "--context", "1024", "--budget"]
+    (row,) = rows(capsys, [*asked, "1GiB"])
+    assert (row["budget"], row["max_batch"], row["max_context"]) == (2**30, 8, 2048)
+    (row,) = rows(capsys, [*asked, "1GB"])
+    assert (row["budget"], row["max_batch"], row["max_context"]) == (10**9, 7, 1907)
+    (row,) = rows(capsys, [*asked, str(2**30 + 2**20), "--weights", "1MiB"])
+    assert (row["weights"], row["max_batch"], row["max_batch_by_context"]["4096"]) == (2**20, 8, 2)
+
+
+def test_the_arithmetic_is_shown_on_request(capsys):
+    (row,) = rows(capsys, ["--model", "deepseek-v3", "--context", "131072", "--explain"])
+    assert row["explanation"][-1] == "1 sequences x 9,210,691,584 = 9,210,691,584 bytes (8.578 GiB)"
+    assert main(["memory", "--model", "deepseek-v3", "--explain"]) == 0
+    assert "61 x (latent 1 x 512 x 2 B x 8,192 tokens" in capsys.readouterr().out
+
+
+def test_subjects_are_compared_with_the_first(capsys):
+    assert main(["compare", "mha", "mla", "deepseek-v3", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["subject"] for row in found] == ["mha", "mla", "deepseek-v3"]
+    assert [row["ratio_to_first"] for row in found] == [1, 576 / 8192, 61 * 576 / (32 * 8192)]
+
+
+def test_every_preset_is_listed_with_its_source(capsys):
+    assert main(["models", "--format", "json"]) == 0
+    found = {row["model"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert len(found) >= 60
+    assert found["llama-3.1-8b"]["bytes_per_token"] == 131_072
+    assert all(row["source"] for row in found.values())
