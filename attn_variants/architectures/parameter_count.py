@@ -8,42 +8,15 @@ prediction do not count.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from .config_file import Source, load
-from .family import FALSE, Rule
+from .family import FALSE
 from .fields import Fields
 from .reader import decoder_fields, layer_fields
-
-TIED = "tie_word_embeddings"
-
-
-@dataclass(frozen=True)
-class Weights:
-    """One model_type's weights. Formulas give numbers; those of a layer may name `i`, `kinds` and `layers`.
-
-    fields:   what fields mean that the cache does not depend on, as in `Family`.
-    aliases:  other names of these.
-    requires: formulas that must hold, each with what to say when it does not.
-    mixer:    attention, or what a layer has in its place.
-    mixers:   the same for kinds of layers that have another.
-    mlp:      the layer's MLP or experts.
-    norms:    the layer's norms that act on the hidden state.
-    outside:  what comes besides layers, embedding and head: the final norm, positions.
-    embedding, head: these two, the head where it is not tied.
-    """
-
-    fields: Mapping[str, Rule]
-    mlp: str
-    mixer: str = "0"
-    mixers: Mapping[str, str] = field(default_factory=dict)
-    norms: str = "2 * hidden_size"
-    outside: str = "hidden_size"
-    embedding: str = "vocab_size * hidden_size"
-    head: str = "vocab_size * hidden_size"
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    requires: Mapping[str, str] = field(default_factory=dict)
+from .weight_parts import TIED, TIED_AROUND, Weights
+from .weights import WEIGHTS
 
 
 def parameters(source: Source) -> int:
@@ -62,8 +35,6 @@ def parameters(source: Source) -> int:
 
 def _described(model_type: str, config: Mapping[str, Any], fields: Fields) -> tuple[Weights, Fields]:
     """The weights' entry, and the fields as it and its family mean them."""
-    from .weights import WEIGHTS
-
     if model_type not in WEIGHTS:
         raise ValueError(
             f"the weights of model_type {model_type!r} are not described: give their bytes, or let --measure count them"
@@ -83,8 +54,6 @@ def _described(model_type: str, config: Mapping[str, Any], fields: Fields) -> tu
 
 def _tied(config: Mapping[str, Any], fields: Fields) -> bool:
     """Whether the head is the embedding; a model of pictures or sound says so for its decoder too."""
-    from .weights import TIED_AROUND
-
     if not fields.prefix:
         return bool(fields[TIED])
     if isinstance(config.get(TIED), bool):

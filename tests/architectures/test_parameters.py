@@ -3,6 +3,9 @@
 import functools
 import gzip
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +155,6 @@ OWN: dict[str, list[dict[str, Any]]] = {
 
 TWINS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "minimax_m3": "minimax_m3_vl_text"}
 """Model types of the hub that transformers has no class of, and the one whose weights they share."""
-STUCK = {"do_layer_norm_before", "_remove_final_layer_norm", "num_ln_in_parallel_attn"}
 
 
 def counted(config: dict[str, Any]) -> int:
@@ -170,7 +172,17 @@ def counted(config: dict[str, Any]) -> int:
         else:
             raise AssertionError(f"transformers builds no {config['model_type']}")
     # Towers and what joins them, and constants of lightning attention.
-    apart = ("vision", "visual", "multi_modal", "projector", "image_newline", "connector", "_decay", "slope_rate")
+    apart = (
+        "vision",
+        "visual",
+        "audio",
+        "multi_modal",
+        "projector",
+        "image_newline",
+        "connector",
+        "_decay",
+        "slope_rate",
+    )
     held = {
         id(tensor): tensor
         for name, tensor in model.state_dict(keep_vars=True).items()
@@ -211,3 +223,157 @@ def test_a_count_is_that_of_the_model_which_transformers_builds(model_type: str)
     for config in variants(model_type):
         given = wrapped(config)
         assert parameters(given) == counted(given), config
+
+
+@functools.cache
+def rows() -> dict[str, list[dict[str, Any]]]:
+    """The measured configs of every described type, and of the models of pictures around one."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    with gzip.open(DATA, "rt", encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            family = FAMILIES.get(row["model_type"])
+            inner = family.model_type if isinstance(family, Nested) else row["model_type"]
+            if inner in WEIGHTS and row["model_type"] not in UNCOUNTED:
+                found.setdefault(row["model_type"], []).append(row)
+    return found
+
+
+UNCOUNTED = {
+    "janus": "transformers' model holds more towers than are told apart here",
+    "longcat_flash": "transformers' model has room for the weights of experts that have none",
+}
+
+
+@pytest.mark.parametrize("model_type", rows())
+def test_hub_spellings_and_models_of_pictures_count_the_same(model_type: str) -> None:
+    for row in rows_of(model_type):
+        for spelling in ("config", "sparse_config"):
+            given = {**row[spelling], "model_type": model_type}
+            assert parameters(given) == counted(given), (spelling, row["variant"])
+
+
+def rows_of(model_type: str) -> list[dict[str, Any]]:
+    """Two of a type's rows: its first and its last."""
+    found = rows()[model_type]
+    return [found[0], found[-1]] if len(found) > 1 else found
+
+
+def test_room_that_transformers_leaves_for_experts_without_weights_does_not_count() -> None:
+    config = {"model_type": "longcat_flash", **SIZES, **OWN["longcat_flash"][0], "zero_expert_num": 2}
+    del config["num_hidden_layers"]
+    # In 3 layers the gate and the input of 2 experts, 34 wide.
+    assert counted(config) - parameters(config) == 3 * 2 * 2 * 34 * 64
+
+
+@pytest.mark.parametrize(("model_type", "twin"), TWINS.items())
+def test_types_of_the_hub_count_like_the_class_they_share_weights_with(model_type: str, twin: str) -> None:
+    own = OWN.get(twin, [{}])[0]
+    biased = {"attention_bias": True} if model_type == "mimo" else {}
+    assert parameters({"model_type": model_type, **SIZES, **own, **biased}) == counted(
+        {"model_type": twin, **SIZES, **own}
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("llama-3.1-405b", 405_853_388_800),
+        ("mistral-7b-v0.1", 7_241_732_096),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("gemma-2-2b", 2_614_341_888),
+        ("gemma-2-9b", 9_241_705_984),
+        ("gemma-2-27b", 27_227_128_320),
+        ("deepseek-v2-lite", 15_706_484_224),
+        ("deepseek-v3", 671_026_419_200),
+        ("phi-2", 2_779_683_840),
+        ("pythia-160m", 162_322_944),
+        ("gpt2", 124_439_808),
+        ("smollm2-135m", 134_515_008),
+    ],
+)
+def test_published_totals(name: str, numbers: int) -> None:
+    """As the hub's model pages count the tensors of the checkpoints; DeepSeek-V3's without its prediction layer."""
+    assert parameters(name) == numbers
+
+
+def test_what_the_hub_counts_of_nemotron_3_nano_are_all_but_the_biases_of_its_23_routers() -> None:
+    assert parameters("nemotron-3-nano-30b-a3b") == 31_577_937_344 + 23 * 128
+
+
+NAMED = {name: found for name in PRESETS if (found := re.search(r"-(\d+(?:\.\d+)?)([bm])(?:-|$)", name))}
+UNNAMED = {"gemma-2b", "gemma-2-2b", "gemma-3-4b", "gemma-3n-e4b", "gemma-7b", "llama-3.2-1b"}
+"""Names that leave embeddings or pictures in or out."""
+
+
+@pytest.mark.parametrize("name", sorted(NAMED.keys() - UNNAMED))
+def test_a_presets_count_is_the_one_in_its_name(name: str) -> None:
+    size, unit = NAMED[name].groups()
+    assert parameters(name) == pytest.approx(float(size) * {"b": 1e9, "m": 1e6}[unit], rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("deepseek-v2", 236),
+        ("deepseek-r1", 671),
+        ("glm-5", 744),
+        ("kimi-k2", 1026),
+        ("llama-4-scout", 108),
+        ("llama-4-maverick", 401),
+        ("mimo-v2-flash", 309),
+        ("minimax-m2.5", 229),
+        ("minimax-m3", 426),
+        ("step-3.7-flash", 197),
+        ("longcat-flash", 561),
+        ("gpt-oss-20b", 21),
+        ("gpt-oss-120b", 117),
+        ("deepseek-v4-flash", 284),
+    ],
+)
+def test_a_presets_count_is_the_one_its_makers_state(name: str, billions: int) -> None:
+    assert round(parameters(name) / 1e9) == billions
+
+
+def test_what_is_not_described_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match=r"weights of model_type 'xlnet' are not described: give their bytes, or let"):
+        parameters({"model_type": "xlnet", "n_layer": 2})
+    with pytest.raises(
+        ValueError, match=r"^preset kimi-k3: .*what else Kimi K3 adds.*text_config.routed_expert_hidden"
+    ):
+        parameters("kimi-k3")
+    with pytest.raises(
+        ValueError, match=r"moe_layers_enum is an older spelling that is not read: give mlp_layer_types"
+    ):
+        parameters({"model_type": "step3p5", "moe_layers_enum": "3,4"})
+
+
+def test_presets_that_are_not_counted_are_known() -> None:
+    def refused(name: str) -> bool:
+        try:
+            return parameters(name) < 1
+        except ValueError:
+            return True
+
+    assert [name for name in PRESETS if refused(name)] == ["kimi-k3"]
+
+
+def test_a_head_tied_by_the_model_around_it_counts_once() -> None:
+    """Models of pictures say it beside their text_config, and older ones by their class alone."""
+    text = {"model_type": "qwen3", **SIZES}
+    alone = parameters(text)
+    assert parameters({"model_type": "lighton_ocr", "text_config": text}) == alone - 97 * 64
+    assert parameters({"model_type": "lighton_ocr", "tie_word_embeddings": False, "text_config": text}) == alone
+    assert parameters({"model_type": "fast_vlm", "text_config": {**text, "model_type": "qwen3"}}) == alone
+
+
+def test_counting_imports_no_torch() -> None:
+    program = "import sys; from attn_variants.architectures import parameters; parameters('deepseek-v3'); " + (
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
