@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attn_variants.architectures import Architecture, architecture, read_config
+from attn_variants.architectures import Architecture, architecture, parameters, read_config
 from attn_variants.contract import CacheSpec, require_size
-from attn_variants.dtypes import canonical_dtype
+from attn_variants.dtypes import canonical_dtype, dtype_bytes
 
 from .budgets import largest
 from .formats import Format, format_named
@@ -111,6 +111,14 @@ class ModelCache:
             return all(priced.fullest(batch, tokens) <= budget for tokens in last)
 
         return largest(fits)
+
+    def weights(self, dtype: str = "auto") -> int:
+        """Bytes of the decoder's weights: what a checkpoint holds of it, every number in `dtype`.
+
+        dtype: a plain one, or `auto`, the model's own, as if nothing were quantised. Raises ValueError for other
+        names and for a model_type whose weights are not described.
+        """
+        return parameters(self.config) * dtype_bytes(self.dtype if str(dtype) == "auto" else dtype)
 
     def _format(self, kv_dtype: str) -> Format:
         found = format_named(self.dtype if str(kv_dtype) == "auto" else kv_dtype)

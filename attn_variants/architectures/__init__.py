@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from .config_file import read_config as read_config
     from .decoder import decoder_config as decoder_config
     from .decoder import hf_config as hf_config
+    from .parameter_count import parameters as parameters
     from .presets import PRESETS as PRESETS
     from .presets import Preset as Preset
     from .presets import preset as preset
@@ -20,6 +21,7 @@ _MODULES = {
     "architecture": "reader",
     "decoder_config": "decoder",
     "hf_config": "decoder",
+    "parameters": "parameter_count",
     "preset": "presets",
     "read_config": "config_file",
 }

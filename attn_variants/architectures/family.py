@@ -39,6 +39,8 @@ Rule = Value | Default | Computed | Free
 """What a field means. A plain value is the class's default, and null is then refused."""
 
 LIST, NAME, OBJECT = Free((list,)), Free((str,)), Free((dict,))
+FALSE, TRUE = Default(False, False), Default(True, True)
+"""Switches that may be null, which is as good as missing."""
 HEADS = "num_attention_heads"
 SPLIT = "hidden_size / num_attention_heads"
 OR_HEADS = Default(HEADS, HEADS)

@@ -16,6 +16,7 @@ MAY_BE_ZERO = frozenset(
     {
         "attn_layer_offset",
         "first_k_dense_replace",
+        "hidden_size_per_layer_input",
         "index_skip_topk_offset",
         "index_topk_freq",
         "loop_layer_index_start",
@@ -23,8 +24,12 @@ MAY_BE_ZERO = frozenset(
         "n_input_layers",
         "n_output_layers",
         "n_recurrent_layers",
+        "n_shared_experts",
+        "num_experts",
+        "num_hash_layers",
         "num_kv_shared_layers",
         "qk_rope_head_dim",
+        "zero_expert_num",
     }
 )
 
@@ -125,7 +130,7 @@ class Fields(dict[str, Any]):
 
 
 _UNKNOWN = Default("unknown")
-_JSON_NAMES = {list: "a list", dict: "an object", str: "a string", bool: "true or false"}
+_JSON_NAMES = {list: "a list", dict: "an object", str: "a string", bool: "true or false", int: "an integer"}
 
 
 def _by_field(

@@ -74,12 +74,36 @@ def _runs(runs: list[tuple[list[str], int]], count: int) -> list[str]:
     return spelled[:count]
 
 
+def _at(value: Any, index: int) -> Any:
+    """A layer's own, where a list gives one for every layer; else what all have."""
+    return value[index] if isinstance(value, list) else value
+
+
 def _round_up(size: float, multiple: int) -> int:
     """The next multiple at or above a size."""
     return math.ceil(size / multiple) * multiple
 
 
+def _linear(inputs: int, outputs: int, bias: bool = False) -> int:
+    """Weights of a projection."""
+    return inputs * outputs + (outputs if bias else 0)
+
+
+def _mlp(hidden: int, inner: int, bias: bool = False) -> int:
+    """Weights of an MLP of two projections."""
+    return _linear(hidden, inner, bias) + _linear(inner, hidden, bias)
+
+
+def _gated_mlp(hidden: int, inner: int, bias: bool = False) -> int:
+    """Weights of an MLP whose inner layer is the product of two projections, one of them a gate."""
+    return _mlp(hidden, inner, bias) + _linear(hidden, inner, bias)
+
+
 FUNCTIONS: dict[str, Any] = {
+    "linear": _linear,
+    "mlp": _mlp,
+    "gated_mlp": _gated_mlp,
+    "at": _at,
     "min": min,
     "max": max,
     "len": len,

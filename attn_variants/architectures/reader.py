@@ -135,7 +135,11 @@ def _refuse_unexplained(config: Mapping[str, Any]) -> None:
             )
 
 
-def _read(model_type: str, fields: Fields) -> Architecture:
+def layer_fields(fields: Fields) -> list[Fields]:
+    """The fields of every layer, which know `layers` and `kinds`; most layers share one, so set its `i` before use.
+
+    Raises ValueError for what the family requires and the config does not fulfil.
+    """
     family = fields.family
     for formula, remedy in family.requires.items():
         if not evaluate(formula, fields):
@@ -144,18 +148,24 @@ def _read(model_type: str, fields: Fields) -> Architecture:
     if count > MOST_LAYERS:
         raise ValueError(f"{fields.spelled('num_hidden_layers')} ({count}) must be at most {MOST_LAYERS}")
     fields["layers"] = list(range(count))
-    fields["kinds"] = kinds = _kinds(fields, count)
+    fields["kinds"] = _kinds(fields, count)
     own = _own_fields(fields, count)
+    return [own.get(index, fields) for index in range(count)]
+
+
+def _read(model_type: str, fields: Fields) -> Architecture:
+    family = fields.family
+    by_layer = layer_fields(fields)
+    kinds = fields["kinds"]
     layers = {kind: _layer(kind, kinds, fields) for kind in dict.fromkeys(kinds)}
     varying = {kind for kind, layer in layers.items() if depends_on_index(layer)}
     specs, heads = [], []
     made: dict[tuple[Any, ...], CacheSpec] = {}
-    for index, kind in enumerate(kinds):
-        of_layer = own.get(index, fields)
+    for index, (kind, of_layer) in enumerate(zip(kinds, by_layer, strict=True)):
         of_layer["i"] = index
         query = of_layer.whole(family.query_heads) if layers[kind].records else 0
         shares = _shared(family, of_layer, index)
-        key = (kind, query, shares, index if index in own or kind in varying else None)
+        key = (kind, query, shares, index if of_layer is not fields or kind in varying else None)
         if key not in made:
             made[key] = layer_spec(layers[kind], kind, query, shares, of_layer)
         specs.append(made[key])
@@ -165,7 +175,7 @@ def _read(model_type: str, fields: Fields) -> Architecture:
         raise ValueError(f"{len(slots)} caches ({fields.values_in(family.slots)}) are more than {MOST_LAYERS}")
     return Architecture(
         model_type=model_type,
-        num_hidden_layers=count,
+        num_hidden_layers=len(kinds),
         layers=tuple(specs[slot] for slot in slots),
         kinds=tuple(kinds[slot] for slot in slots),
         query_heads=tuple(heads[slot] for slot in slots),
