@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attn_variants.architectures import Architecture
 from attn_variants.contract import CacheSpec
 from attn_variants.names import unknown
 
 from .accounting import bytes_per_token, cache_bytes, ideal_bytes
+from .vllm import VllmCache, vllm_cache
 
 POLICIES = ("ideal", "allocated")
 
@@ -20,6 +22,7 @@ class ModelCache:
     """What each layer of a model remembers, and what that costs."""
 
     layers: tuple[CacheSpec, ...]
+    architecture: Architecture
 
     def bytes(
         self,
@@ -46,6 +49,34 @@ class ModelCache:
         """Bytes that one more token costs a sequence that holds `context` tokens, over all layers."""
         return bytes_per_token(self.layers, context=context, dtype=kv_dtype)
 
+    def vllm(
+        self,
+        *,
+        tp: int = 1,
+        kv_dtype: str = "auto",
+        block_size: int | None = None,
+        max_model_len: int | None = None,
+        max_num_batched_tokens: int = 8192,
+        enable_prefix_caching: bool = True,
+        async_scheduling: bool = True,
+        disable_hybrid_kv_cache_manager: bool = False,
+    ) -> VllmCache:
+        """What vLLM 0.33.0 plans and holds on one of `tp` ranks: bytes per block and request, and a pool's figures.
+
+        Raises ValueError in one line for what vLLM refuses, and for a model_type whose rules are not known here.
+        """
+        return vllm_cache(
+            self.architecture,
+            tp=tp,
+            kv_dtype=kv_dtype,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
+            async_scheduling=async_scheduling,
+            disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
+        )
+
 
 def model_cache(config: str | Path | Mapping[str, Any]) -> ModelCache:
     """The cache of the model with this config: a config.json, its folder, its contents, or a preset's name.
@@ -54,4 +85,5 @@ def model_cache(config: str | Path | Mapping[str, Any]) -> ModelCache:
     """
     from attn_variants.architectures import architecture
 
-    return ModelCache(architecture(config).layers)
+    found = architecture(config)
+    return ModelCache(found.layers, found)
