@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import replace
 
-from .kernels import Kernel, kernel_for
+from .kernels import kernel_for
 from .pages import Kind, Page, ceil_div
 from .rows import Rows
 
@@ -15,11 +15,11 @@ LATENT_HYBRID_MULTIPLE = 128
 """Hybrids with latents keep whole runs of 128 tokens for other kernels' sake (_align_hybrid_block_size)."""
 
 
-def sized_pages(rows: Rows, *, block_size: int | None, prefix_caching: bool, state_block: int | None) -> list[Page]:
-    """The pages of all layers, each with its block size (update_block_size_for_backend, platforms/interface.py).
+def sized_pages(rows: Rows, *, block_size: int | None, prefix_caching: bool, state_block: int | None) -> Counter[Page]:
+    """The pages of the layers, each with its block size (update_block_size_for_backend, platforms/interface.py).
 
     block_size:  tokens asked for; None is the default.
-    state_block: tokens per block of a state without prefix caching, the longest request.
+    state_block: tokens per block of a state without prefix caching, the longest request; None is the attention's.
     """
     kernels = [kernel_for(rows.kernels, size, rows.kv_dtype, block_size) for size in rows.head_sizes]
     multiple = math.lcm(*(kernel.multiple for kernel in kernels))
@@ -29,7 +29,16 @@ def sized_pages(rows: Rows, *, block_size: int | None, prefix_caching: bool, sta
     if state and rows.attention:
         block = _holding(state, rows, block, multiple, prefix_caching)
         padded = block * rows.attention[0].entry
-    return list(_sized(rows, kernels, block, padded, prefix_caching, state_block))
+    largest = min((kernel.largest for kernel in kernels if kernel.largest is not None), default=block)
+    sized: Counter[Page] = Counter()
+    for page, count in rows.pages.items():
+        if page.kind is Kind.STATE:
+            made = _state(page, rows, state_block or block, padded, prefix_caching)
+        else:
+            tokens = min(block, largest) if page.kind is Kind.SLIDING else block
+            made = replace(page, block=page.block if rows.rules.strided and page.block else tokens)
+        sized[made] += count
+    return sized
 
 
 def _holding(state: int, rows: Rows, block: int, multiple: int, prefix_caching: bool) -> int:
@@ -41,24 +50,7 @@ def _holding(state: int, rows: Rows, block: int, multiple: int, prefix_caching: 
     return max(block, multiple * ceil_div(least, multiple))
 
 
-def _sized(
-    rows: Rows,
-    kernels: list[Kernel],
-    block: int,
-    padded: int | None,
-    prefix_caching: bool,
-    state_block: int | None,
-) -> Iterator[Page]:
+def _state(page: Page, rows: Rows, block: int, padded: int | None, prefix_caching: bool) -> Page:
     """States are planned the running one, the one before it and a checkpoint (MambaSpec.max_memory_usage_bytes)."""
-    largest = min((kernel.largest for kernel in kernels if kernel.largest is not None), default=block)
-    for page in rows.pages:
-        if page.kind is Kind.STATE:
-            planned = 2 + rows.checkpoints if prefix_caching else 1
-            tokens = block if prefix_caching or state_block is None else state_block
-            yield replace(page, block=tokens, states=planned, padded=padded)
-        elif rows.rules.strided:
-            yield replace(page, block=page.block or block)
-        elif page.kind is Kind.SLIDING:
-            yield replace(page, block=min(block, largest))
-        else:
-            yield replace(page, block=block)
+    planned = 2 + rows.checkpoints if prefix_caching else 1
+    return replace(page, block=block, states=planned, padded=padded)

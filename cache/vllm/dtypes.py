@@ -82,6 +82,6 @@ def _of_checkpoint(config: Mapping[str, Any]) -> str:
     names = [(place, name) for name in ("kv_cache_scheme", "kv_cache_quant_algo") for place in places]
     asked = next((place[name] for place, name in names if place.get(name)), None)
     if isinstance(asked, Mapping):
-        bits = asked.get("num_bits") if asked.get("type") == "float" else None
-        asked = {8: "fp8" if asked.get("dynamic") is False else None, 4: "nvfp4"}.get(bits)
+        static = {8: "fp8"} if asked.get("dynamic") is False else {}
+        asked = {**static, 4: "nvfp4"}.get(asked.get("num_bits", 0)) if asked.get("type") == "float" else None
     return {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}.get(str(asked).lower(), "auto")

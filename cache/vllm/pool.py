@@ -20,7 +20,7 @@ class VllmCache:
     """vLLM's figures for one rank.
 
     groups:    layers that share a block table.
-    in_flight: tokens that may be scheduled and not settled, whose blocks windows keep (VllmConfig.max_in_flight_tokens).
+    in_flight: tokens that may be scheduled and not settled (VllmConfig.max_in_flight_tokens); windows keep their blocks.
     kv_dtype:  what `auto` came to.
     """
 
@@ -63,7 +63,7 @@ class VllmCache:
         return self.num_blocks(pool_bytes) / sum(self.planned_blocks(self._model_length()))
 
     def cache_tokens(self, pool_bytes: int) -> int:
-        """The figure that vLLM logs as "GPU KV cache size": not blocks times tokens, but requests times max_model_len."""
+        """What vLLM logs as "GPU KV cache size": not blocks times tokens, but requests times max_model_len."""
         return int(self.max_concurrency(pool_bytes) * self._model_length())
 
     def _model_length(self) -> int:
@@ -97,8 +97,6 @@ def vllm_cache(
     if rows.rules.states is not None and not enable_prefix_caching:
         state_block = default_model_length(architecture) if max_model_len is None else max_model_len
     pages = sized_pages(rows, block_size=block_size, prefix_caching=enable_prefix_caching, state_block=state_block)
-    groups = grouped(
-        pages, packed=rows.rules.kernels is STRIDED, disable_hybrid=disable_hybrid_kv_cache_manager
-    )
+    groups = grouped(pages, packed=rows.rules.kernels is STRIDED, disable_hybrid=disable_hybrid_kv_cache_manager)
     batches = 2 if async_scheduling else 1
     return VllmCache(groups, batches * max_num_batched_tokens, dtype.name, architecture, max_model_len)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,8 +41,7 @@ class Scope(dict[str, Any]):
 class Rows:
     """The layers of a model on one of `tp` ranks.
 
-    attention: pages of one token each, in order; `states` of them are no attention but states.
-    widths:    head size of each layer with attention, by which its kernel is chosen.
+    pages: a page of one token for each kind of layer, and how many layers have it, in order.
 
     Raises ValueError for a model_type whose rules are not known, and for a tp that vLLM refuses.
     """
@@ -57,7 +57,13 @@ class Rows:
         self.rules = RULES.get(architecture.model_type, Rules())
         self.scope = Scope(architecture.fields, self.rules, tp)
         self._require()
-        self.pages = tuple(page for index in range(len(architecture.layers)) for page in self._layer(index))
+        # Layers that are alike share one spec, so each is read once.
+        self.specs = {id(spec): spec for spec in architecture.layers}
+        counts = Counter(zip(map(id, architecture.layers), architecture.kinds, strict=True))
+        self.pages: Counter[Page] = Counter()
+        for (spec, kind), count in counts.items():
+            for page in self._layer(self.specs[spec], kind):
+                self.pages[page] += count
         self.attention = tuple(page for page in self.pages if page.kind is not Kind.STATE)
         if not self.pages:
             raise ValueError(f"model_type {architecture.model_type!r} has no layer that keeps a cache")
@@ -75,7 +81,7 @@ class Rows:
     @property
     def head_sizes(self) -> tuple[int, ...]:
         """The widths by which kernels are chosen, each once."""
-        return tuple(dict.fromkeys(size for spec in self.architecture.layers for size in self._head_sizes(spec)))
+        return tuple(dict.fromkeys(size for spec in self.specs.values() for size in self._head_sizes(spec)))
 
     @property
     def checkpoints(self) -> bool:
@@ -87,10 +93,8 @@ class Rows:
         """What vLLM asserts of a config and tp before it makes a layer."""
         for heads in dict.fromkeys(filter(None, self.architecture.query_heads)):
             if heads % self.tp:
-                raise ValueError(
-                    f"{self.scope.fields.spelled('num_attention_heads')} ({heads}) must be a multiple of tp ({self.tp}): "
-                    f"give a tp that divides it"
-                )
+                name = self.scope.fields.spelled("num_attention_heads")
+                raise ValueError(f"{name} ({heads}) must be a multiple of tp ({self.tp}): give a tp that divides it")
         for formula, message in self.rules.requires.items():
             if not evaluate(formula, self.scope):
                 raise ValueError(f"{message} ({self.scope.fields.values_in(formula)})")
@@ -100,19 +104,16 @@ class Rows:
                 f"{self.architecture.model_type!r}: give use_sliding_window false"
             )
         if self.kv_dtype.bits < 16 and evaluate(self.rules.alibi, self.scope):
-            raise ValueError(
-                f"kv_dtype ({self.kv_dtype.name!r}) is not taken by attention with ALiBi: give 'bfloat16'"
-            )
+            raise ValueError(f"kv_dtype ({self.kv_dtype.name!r}) is not taken by attention with ALiBi: give 'bfloat16'")
 
-    def _layer(self, index: int) -> Iterator[Page]:
-        spec, kind = self.architecture.layers[index], self.architecture.kinds[index]
+    def _layer(self, spec: CacheSpec, kind: str) -> Iterator[Page]:
         if spec.shares is not None:
             return
         if self.rules.strided:
             yield from self._strided(kind)
             return
         if isinstance(spec, StridedSpec):
-            raise ValueError(f"layer {index} ({kind}) pools its tokens in strides, by rules that are not known here")
+            raise ValueError(f"a layer ({kind}) pools its tokens in strides, by rules that are not known here")
         records = {record.name: record for record in spec.records}
         if records.keys() == {"k", "v"} or records.keys() == {"k", "v", "index_k"}:
             yield self._grouped(records["k"], records["v"], kind, spec)
@@ -121,11 +122,11 @@ class Rows:
         elif records.keys() == {"kv"} or records.keys() == {"kv", "index_k"}:
             yield self._latent(records["kv"], "index_k" in records)
         elif records:
-            raise ValueError(f"layer {index} ({kind}) keeps {', '.join(records)}, by rules that are not known here")
+            raise ValueError(f"a layer ({kind}) keeps {', '.join(records)}, by rules that are not known here")
         if "index_k" in records:
-            yield self._indexer(index, kind)
+            yield self._indexer(kind)
         if spec.states:
-            yield self._state(index, kind)
+            yield self._state(kind)
 
     def _head_sizes(self, spec: CacheSpec) -> Iterator[int]:
         if spec.shares is not None:
@@ -169,15 +170,15 @@ class Rows:
         entry = FP8_LATENT_BYTES if sparse and self.kv_dtype.bits == 8 else self.kv_dtype.width(kv.width)
         return Page(Kind.FULL, ("latents", kv.width, indexed), entry, 1, latent=True)
 
-    def _indexer(self, index: int, kind: str) -> Page:
+    def _indexer(self, kind: str) -> Page:
         if self.rules.indexer is None:
-            raise ValueError(f"layer {index} ({kind}) has an indexer, by rules that are not known here")
+            raise ValueError(f"a layer ({kind}) has an indexer, by rules that are not known here")
         return Page(Kind.FULL, "index", self._whole(self.rules.indexer), 1, latent=True)
 
-    def _state(self, index: int, kind: str) -> Page:
+    def _state(self, kind: str) -> Page:
         states = self.rules.states
         if states is None:
-            raise ValueError(f"layer {index} ({kind}) keeps a state, by rules that are not known here")
+            raise ValueError(f"a layer ({kind}) keeps a state, by rules that are not known here")
         for formula, message in states.requires.items():
             if not evaluate(formula, self.scope):
                 raise ValueError(f"tp ({self.tp}) does not split the states: {message}; give a tp that does")
