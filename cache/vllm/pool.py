@@ -20,7 +20,7 @@ class VllmCache:
     """vLLM's figures for one rank.
 
     groups:    layers that share a block table.
-    in_flight: tokens that may be scheduled and not settled (VllmConfig.max_in_flight_tokens); windows keep their blocks.
+    in_flight: tokens scheduled and not settled, whose blocks windows keep (VllmConfig.max_in_flight_tokens).
     kv_dtype:  what `auto` came to.
     """
 
