@@ -151,7 +151,9 @@ class Rows:
         """Key/value heads of a rank: tp divides them or is a multiple of them (models/llama.py and its like)."""
         name = self.scope.fields.spelled("num_key_value_heads")
         if self.tp > total and not self.rules.replicates:
-            raise ValueError(f"tp ({self.tp}) must be at most {name} ({total}): vLLM leaves the other ranks no head")
+            raise ValueError(
+                f"tp ({self.tp}) must be at most {name} ({total}), for vLLM leaves other ranks no head: give less"
+            )
         if max(total, self.tp) % min(total, self.tp):
             raise ValueError(
                 f"tp ({self.tp}) must divide {name} ({total}) or be a multiple of it: give a tp that does either"
