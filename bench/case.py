@@ -83,7 +83,7 @@ def variant_subject(name: str, geometry: Geometry) -> Subject:
 def _repeated(name: str, geometry: Geometry, spec: CacheSpec) -> ModelCache:
     count = geometry.layers
     return ModelCache(
-        {}, Architecture(name, count, (spec,) * count, ("full_attention",) * count, (geometry.heads,) * count)
+        Architecture(name, count, (spec,) * count, ("full_attention",) * count, (geometry.heads,) * count)
     )
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attn_variants.architectures import Architecture, architecture, parameters, read_config
+from attn_variants.architectures import Architecture, architecture, parameters
 from attn_variants.contract import CacheSpec, require_size
 from attn_variants.dtypes import canonical_dtype, dtype_bytes
 
@@ -16,6 +16,7 @@ from .budgets import largest
 from .formats import Format, format_named
 from .parallel import Split
 from .policies import Pricing, pricing
+from .vllm import VllmCache, vllm_cache
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,12 @@ class ModelCache:
     They raise ValueError for unknown names, for splits that do not work out, and for what a policy cannot hold.
     """
 
-    config: Mapping[str, Any]
     architecture: Architecture
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The config.json; empty for what has none."""
+        return self.architecture.config
 
     @property
     def layers(self) -> tuple[CacheSpec, ...]:
@@ -120,6 +125,34 @@ class ModelCache:
         """
         return parameters(self.config) * dtype_bytes(self.dtype if str(dtype) == "auto" else dtype)
 
+    def vllm(
+        self,
+        *,
+        tp: int = 1,
+        kv_dtype: str = "auto",
+        block_size: int | None = None,
+        max_model_len: int | None = None,
+        max_num_batched_tokens: int = 8192,
+        enable_prefix_caching: bool = True,
+        async_scheduling: bool = True,
+        disable_hybrid_kv_cache_manager: bool = False,
+    ) -> VllmCache:
+        """What vLLM 0.33.0 plans and holds on one of `tp` ranks: bytes per block and request, and a pool's figures.
+
+        Raises ValueError in one line for what vLLM refuses, and for a model_type whose rules are not known here.
+        """
+        return vllm_cache(
+            self.architecture,
+            tp=tp,
+            kv_dtype=kv_dtype,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
+            async_scheduling=async_scheduling,
+            disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
+        )
+
     def _format(self, kv_dtype: str) -> Format:
         found = format_named(self.dtype if str(kv_dtype) == "auto" else kv_dtype)
         return found if found.plain else replace(found, model=self.dtype)
@@ -135,4 +168,4 @@ def model_cache(config: str | Path | Mapping[str, Any]) -> ModelCache:
 
     Raises ValueError for a config that cannot be read or that names an architecture nobody has described.
     """
-    return ModelCache(read_config(config), architecture(config))
+    return ModelCache(architecture(config))

@@ -56,6 +56,10 @@ class Fields(dict[str, Any]):
         """Whether config.json gives the field a value."""
         return self._values.get(name) is not None
 
+    def stated(self, name: str) -> Any:
+        """What config.json says of a field that no family knows, unchecked; None where it says nothing."""
+        return self._values.get(name)
+
     def spelled(self, name: str) -> str:
         """The field as config.json spells it."""
         return self.prefix + self._spelled.get(name, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from attn_variants.config import MOST_LAYERS
@@ -37,6 +37,8 @@ class Architecture:
     kinds:  the kind of each slot, by the name that `layer_types` or the family gives it.
     query_heads: H of each slot, 0 where it has no attention.
     bytes_once: what a cache keeps besides, once, whatever the batch.
+    fields: the decoder's fields, for those who need more of the config than its layers.
+    config: the whole config.json, of which the decoder's fields may be a part.
     """
 
     model_type: str
@@ -45,6 +47,8 @@ class Architecture:
     kinds: tuple[str, ...]
     query_heads: tuple[int, ...]
     bytes_once: int = 0
+    fields: Fields | None = field(default=None, repr=False, compare=False)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 def architecture(source: Source, *, held_by: str | None = None) -> Architecture:
@@ -61,7 +65,7 @@ def architecture(source: Source, *, held_by: str | None = None) -> Architecture:
         model_type, fields = decoder_fields(config)
         if held_by == "transformers":
             fields = fields.of(fields.family.as_held())
-        return _read(model_type, fields)
+        return _read(model_type, fields, config)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -153,7 +157,7 @@ def layer_fields(fields: Fields) -> list[Fields]:
     return [own.get(index, fields) for index in range(count)]
 
 
-def _read(model_type: str, fields: Fields) -> Architecture:
+def _read(model_type: str, fields: Fields, config: Mapping[str, Any]) -> Architecture:
     family = fields.family
     by_layer = layer_fields(fields)
     kinds = fields["kinds"]
@@ -180,6 +184,8 @@ def _read(model_type: str, fields: Fields) -> Architecture:
         kinds=tuple(kinds[slot] for slot in slots),
         query_heads=tuple(heads[slot] for slot in slots),
         bytes_once=family.once,
+        fields=fields,
+        config=config,
     )
 
 

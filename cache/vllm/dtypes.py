@@ -1,0 +1,87 @@
+"""What `--kv-cache-dtype` names, and which one a model's own quantization config means by `auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attn_variants.names import unknown
+
+
+@dataclass(frozen=True)
+class KVDtype:
+    """How numbers are stored: `bits` each, and `scale` bytes for each head's key, and again for its value."""
+
+    name: str
+    bits: int = 16
+    scale: int = 0
+
+    def width(self, numbers: int) -> int:
+        """Bytes of one head's key or value."""
+        return numbers * self.bits // 8 + self.scale
+
+
+KV_DTYPES: Mapping[str, KVDtype] = {
+    kind.name: kind
+    for kind in (
+        KVDtype("auto"),
+        KVDtype("bfloat16"),
+        KVDtype("float16"),
+        KVDtype("fp8", 8),
+        KVDtype("fp8_e4m3", 8),
+        KVDtype("fp8_e5m2", 8),
+        KVDtype("fp8_ds_mla", 8),
+        KVDtype("int8_per_token_head", 8, scale=4),
+        KVDtype("fp8_per_token_head", 8, scale=4),
+        KVDtype("int4_per_token_head", 4, scale=4),
+    )
+}
+"""Those of CacheDType (config/cache.py) that a Hopper GPU runs. A model's own numbers are 16 bits wide: vLLM casts
+float32 down. Per-tensor fp8 scales lie outside the cache; per-token-head ones in it (backends/triton_attn.py)."""
+
+SIXTEEN = frozenset({"auto", "bfloat16", "float16"})
+FP8 = frozenset({"fp8", "fp8_e4m3"})
+
+ELSEWHERE = {
+    "fp8_inc": "Gaudi",
+    "nvfp4": "Blackwell",
+    "nvfp4_4over6": "Blackwell",
+    "nvfp4_ds_mla": "Blackwell",
+    **dict.fromkeys(("octave_k3v4", "octave_k3v3", "octave_k3v3_compact"), "ROCm"),
+}
+PACKED = ("turboquant_", "ultraquant_")
+
+
+def kv_dtype_named(name: str, config: Mapping[str, Any]) -> KVDtype:
+    """The dtype called `name`; `auto` is what the checkpoint's quantization_config says, else the model's.
+
+    Raises ValueError for names that vLLM does not know, and for those whose layout is not counted here.
+    """
+    resolved = _of_checkpoint(config) if name == "auto" else name
+    if resolved in ELSEWHERE:
+        raise ValueError(
+            f"kv_dtype ({resolved!r}) runs on {ELSEWHERE[resolved]} only, and these figures are an H100's; give 'fp8'"
+        )
+    if resolved.startswith(PACKED):
+        raise ValueError(f"kv_dtype ({resolved!r}) has a packed layout that is not counted here; give 'fp8' or 'auto'")
+    if resolved not in KV_DTYPES:
+        raise ValueError(unknown("kv_dtype", resolved, KV_DTYPES))
+    return KV_DTYPES[resolved]
+
+
+def _of_checkpoint(config: Mapping[str, Any]) -> str:
+    """What a checkpoint asks for (resolve_kv_cache_dtype_string, utils/torch_utils.py; Attention, attention.py)."""
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping):
+        return "auto"
+    if not str(quantization.get("quant_method", "")).startswith("modelopt"):
+        return "fp8" if quantization.get("kv_cache_scheme") else "auto"
+    inner = quantization.get("quantization")
+    places = (inner if isinstance(inner, Mapping) else quantization, quantization)
+    names = [(place, name) for name in ("kv_cache_scheme", "kv_cache_quant_algo") for place in places]
+    asked = next((place[name] for place, name in names if place.get(name)), None)
+    if isinstance(asked, Mapping):
+        static = {8: "fp8"} if asked.get("dynamic") is False else {}
+        asked = {**static, 4: "nvfp4"}.get(asked.get("num_bits", 0)) if asked.get("type") == "float" else None
+    return {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}.get(str(asked).lower(), "auto")

@@ -1,0 +1,208 @@
+"""What each layer of a model keeps on one rank, as pages of one token, before a block size is chosen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from attn_variants.architectures import Architecture
+from attn_variants.architectures.fields import Fields
+from attn_variants.architectures.formula import evaluate
+from attn_variants.architectures.strided import StridedSpec
+from attn_variants.contract import CacheSpec, Record
+from attn_variants.dtypes import canonical_dtype, dtype_bytes
+
+from .dtypes import KVDtype
+from .families import REFUSED, RULES, V4_ALIGN, Rules, States
+from .kernels import GROUPED, LATENT, Kernel
+from .pages import Kind, Page
+
+FP8_LATENT_BYTES = 656
+"""The fp8_ds_mla record: 512 numbers in fp8, four float32 scales, 64 rotated numbers in bfloat16 (mla_attention.py)."""
+
+
+class Scope(dict[str, Any]):
+    """The names that a rule's formulas read: fields, `tp`, and what the rules say of fields that no family knows."""
+
+    def __init__(self, fields: Fields, rules: Rules, tp: int) -> None:
+        super().__init__(tp=tp)
+        self.fields = fields
+        self.rules = rules
+
+    def __missing__(self, name: str) -> Any:
+        if name not in self.rules.defaults:
+            return self.fields[name]
+        stated = self.fields.stated(name)
+        value = self[name] = evaluate(self.rules.defaults[name], self) if stated is None else stated
+        return value
+
+
+class Rows:
+    """The layers of a model on one of `tp` ranks.
+
+    pages: a page of one token for each kind of layer, and how many layers have it, in order.
+
+    Raises ValueError for a model_type whose rules are not known, and for a tp that vLLM refuses.
+    """
+
+    def __init__(self, architecture: Architecture, tp: int, kv_dtype: KVDtype) -> None:
+        if architecture.model_type in REFUSED:
+            raise ValueError(
+                f"model_type {architecture.model_type!r} has no vllm figures: {REFUSED[architecture.model_type]}; "
+                "use policy 'ideal'"
+            )
+        assert architecture.fields is not None
+        self.architecture, self.tp, self.kv_dtype = architecture, tp, kv_dtype
+        self.rules = RULES.get(architecture.model_type, Rules())
+        self.scope = Scope(architecture.fields, self.rules, tp)
+        self._require()
+        # Layers that are alike share one spec, so each is read once.
+        self.specs = {id(spec): spec for spec in architecture.layers}
+        counts = Counter(zip(map(id, architecture.layers), architecture.kinds, strict=True))
+        self.pages: Counter[Page] = Counter()
+        for (spec, kind), count in counts.items():
+            for page in self._layer(self.specs[spec], kind):
+                self.pages[page] += count
+        self.attention = tuple(page for page in self.pages if page.kind is not Kind.STATE)
+        if not self.pages:
+            raise ValueError(f"model_type {architecture.model_type!r} has no layer that keeps a cache")
+
+    @property
+    def latent(self) -> bool:
+        """Whether its attention keeps latents."""
+        return any(page.latent for page in self.attention)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The attention backends that can run its layers."""
+        return self.rules.kernels or (LATENT if self.latent else GROUPED)
+
+    @property
+    def head_sizes(self) -> tuple[int, ...]:
+        """The widths by which kernels are chosen, each once."""
+        return tuple(dict.fromkeys(size for spec in self.specs.values() for size in self._head_sizes(spec)))
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether its states can be exported inside a prefill."""
+        states = self.rules.states
+        return states is not None and bool(evaluate(states.checkpoint, self.scope))
+
+    def _require(self) -> None:
+        """What vLLM asserts of a config and tp before it makes a layer."""
+        for heads in dict.fromkeys(filter(None, self.architecture.query_heads)):
+            if heads % self.tp:
+                name = self.scope.fields.spelled("num_attention_heads")
+                raise ValueError(f"{name} ({heads}) must be a multiple of tp ({self.tp}): give a tp that divides it")
+        for formula, message in self.rules.requires.items():
+            if not evaluate(formula, self.scope):
+                raise ValueError(f"{message} ({self.scope.fields.values_in(formula)})")
+        if self.rules.alike and len(set(self.architecture.kinds)) > 1:
+            raise ValueError(
+                "max_window_layers makes some layers slide and others not, which vLLM refuses for model_type "
+                f"{self.architecture.model_type!r}: give use_sliding_window false"
+            )
+        if self.kv_dtype.bits < 16 and evaluate(self.rules.alibi, self.scope):
+            raise ValueError(f"kv_dtype ({self.kv_dtype.name!r}) is not taken by attention with ALiBi: give 'bfloat16'")
+
+    def _layer(self, spec: CacheSpec, kind: str) -> Iterator[Page]:
+        if spec.shares is not None:
+            return
+        if self.rules.strided:
+            yield from self._strided(kind)
+            return
+        if isinstance(spec, StridedSpec):
+            raise ValueError(f"a layer ({kind}) pools its tokens in strides, by rules that are not known here")
+        records = {record.name: record for record in spec.records}
+        if records.keys() == {"k", "v"} or records.keys() == {"k", "v", "index_k"}:
+            yield self._grouped(records["k"], records["v"], kind, spec)
+        elif "kv" in records and self.rules.head_dim is not None:
+            yield self._expanded()
+        elif records.keys() == {"kv"} or records.keys() == {"kv", "index_k"}:
+            yield self._latent(records["kv"], "index_k" in records)
+        elif records:
+            raise ValueError(f"a layer ({kind}) keeps {', '.join(records)}, by rules that are not known here")
+        if "index_k" in records:
+            yield self._indexer(kind)
+        if spec.states:
+            yield self._state(kind)
+
+    def _head_sizes(self, spec: CacheSpec) -> Iterator[int]:
+        if spec.shares is not None:
+            return
+        for record in spec.records:
+            if record.name == "k" or record.name == "kv":
+                yield record.width if self.rules.head_dim is None else self._whole(self.rules.head_dim)
+
+    def _grouped(self, k: Record, v: Record, kind: str, spec: CacheSpec) -> Page:
+        heads = self._heads(k.heads)
+        entry = heads * (self.kv_dtype.width(k.width) + self.kv_dtype.width(v.width))
+        formula = self.rules.windows.get(kind)
+        window = spec.window if formula is None else evaluate(formula, self.scope)
+        what = ("heads", heads, k.width, v.width)
+        if window is not None:
+            return Page(Kind.SLIDING, what, entry, 1, span=window)
+        if spec.chunk is not None:
+            return Page(Kind.CHUNKED, what, entry, 1, span=spec.chunk)
+        return Page(Kind.FULL, what, entry, 1)
+
+    def _heads(self, total: int) -> int:
+        """Key/value heads of a rank: tp divides them or is a multiple of them (models/llama.py and its like)."""
+        name = self.scope.fields.spelled("num_key_value_heads")
+        if self.tp > total and not self.rules.replicates:
+            raise ValueError(
+                f"tp ({self.tp}) must be at most {name} ({total}), for vLLM leaves other ranks no head: give less"
+            )
+        if max(total, self.tp) % min(total, self.tp):
+            raise ValueError(
+                f"tp ({self.tp}) must divide {name} ({total}) or be a multiple of it: give a tp that does either"
+            )
+        return max(1, total // self.tp)
+
+    def _expanded(self) -> Page:
+        """Latents stored as the keys and values of every head, values as wide as keys."""
+        assert self.rules.head_dim is not None
+        width, heads = self._whole(self.rules.head_dim), self._heads(self._whole("num_attention_heads"))
+        return Page(Kind.FULL, ("heads", heads, width, width), 2 * heads * self.kv_dtype.width(width), 1)
+
+    def _latent(self, kv: Record, indexed: bool) -> Page:
+        """One latent and rotated key per token, whole on every rank (MLAAttention.get_kv_cache_spec)."""
+        sparse = self.rules.kernels is not None
+        entry = FP8_LATENT_BYTES if sparse and self.kv_dtype.bits == 8 else self.kv_dtype.width(kv.width)
+        return Page(Kind.FULL, ("latents", kv.width, indexed), entry, 1, latent=True)
+
+    def _indexer(self, kind: str) -> Page:
+        if self.rules.indexer is None:
+            raise ValueError(f"a layer ({kind}) has an indexer, by rules that are not known here")
+        return Page(Kind.FULL, "index", self._whole(self.rules.indexer), 1, latent=True)
+
+    def _state(self, kind: str) -> Page:
+        states = self.rules.states
+        if states is None:
+            raise ValueError(f"a layer ({kind}) keeps a state, by rules that are not known here")
+        for formula, message in states.requires.items():
+            if not evaluate(formula, self.scope):
+                raise ValueError(f"tp ({self.tp}) does not split the states: {message}; give a tp that does")
+        return Page(Kind.STATE, "state", self._state_bytes(states), 1)
+
+    def _state_bytes(self, states: States) -> int:
+        try:
+            conv, state = (self._whole(formula, least=0) for formula in (states.conv, states.state))
+            dtype = evaluate(states.dtype, self.scope)
+        except ValueError as error:
+            raise ValueError(f"tp ({self.tp}) does not split the states: {error}; give a tp that does") from None
+        wide = 2 if dtype in (None, "auto") else dtype_bytes(canonical_dtype(dtype))
+        return 2 * conv + wide * state
+
+    def _strided(self, kind: str) -> Iterator[Page]:
+        for cache in self.rules.strided[kind]:
+            span = None if cache.span is None else self._whole(cache.span)
+            entry = self._whole(cache.entry)
+            yield Page(cache.kind, cache.what, entry, cache.block or 0, cache.every, span, None, True, V4_ALIGN)
+
+    def _whole(self, formula: str, least: int = 1) -> int:
+        value = evaluate(formula, self.scope)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{formula} comes to {value!r}; it must be an integer of at least {least}")
+        return value
