@@ -180,7 +180,7 @@ def _row(subject: Subject, question: Question, *, shapes: bool, explain: bool, d
         "layers": len(cache.layers),
         **sizes,
         "kv_dtype": question.kv_dtype,
-        "store": question.store or {"allocated": "full", "transformers": "dynamic"}.get(policy),
+        "store": question.store or {"allocated": "full", "transformers": "dynamic", "vllm": "held"}.get(policy),
         "codec": question.codec,
         "policy": policy,
         **question.split,

@@ -49,12 +49,14 @@ class Sizing:
         ),
     ] = "bfloat16"
     policy: Annotated[
-        str | None, typer.Option(help="Which question: ideal, allocated or transformers.", show_default="by subject")
+        str | None,
+        typer.Option(help="Of ideal, allocated, transformers, vllm: which question?"),
     ] = None
     store: Annotated[
         str | None,
         typer.Option(
-            help="Of the policy: full for allocated; dynamic or static for transformers.", show_default="full"
+            help="Of the policy: full for allocated; dynamic or static for transformers; held or planned for vllm.",
+            show_default="full",
         ),
     ] = None
     tp: Annotated[int, typer.Option(help="Ranks of tensor parallelism.")] = 1

@@ -8,11 +8,13 @@ from attn_variants.contract import Entry, State
 from attn_variants.dtypes import dtype_bytes
 
 from .formats import Format
-from .policies import Layers, Pricing
+from .policies import Layers, Priced, Pricing, VllmPricing
 
 
-def explained(priced: Pricing, batch: int, context: int) -> list[str]:
+def explained(priced: Priced, batch: int, context: int) -> list[str]:
     """Lines that add up to `priced.fullest(batch, context)`, the fullest pipeline stage being shown."""
+    if isinstance(priced, VllmPricing):
+        return _blocks(priced, batch, context)
     stage = max(priced.stages, key=lambda stage: sum(priced.sequence(layers, context) for layers in stage))
     lines = [_group(priced, layers, context) for layers in stage]
     one = sum(priced.sequence(layers, context) for layers in stage)
@@ -22,6 +24,21 @@ def explained(priced: Pricing, batch: int, context: int) -> list[str]:
     once = f" + {priced.once:,} kept once" if priced.once else ""
     lines.append(f"{sequences:,} sequences x {one:,}{once} = {total:,} bytes ({total / 2**30:,.3f} GiB)")
     return lines
+
+
+def _blocks(priced: VllmPricing, batch: int, context: int) -> list[str]:
+    """Every group's layers, tokens per block, and blocks of a request."""
+    counts = priced.blocks(context)
+    lines = []
+    for group, count in zip(priced.cache.groups, counts, strict=True):
+        pages = ", ".join(
+            f"{layers} {page.kind.value} layers x {page.bytes:,} B per block of {page.block:,} tokens"
+            for page, layers in group.pages
+        )
+        lines.append(f"{pages}: {count:,} blocks")
+    size, total = priced.cache.bytes_per_block, priced.fullest(batch, context)
+    lines.append(f"one request: {sum(counts):,} blocks x {size:,} bytes = {sum(counts) * size:,} bytes")
+    return [*lines, f"{batch:,} x {sum(counts) * size:,} = {total:,} bytes ({total / 2**30:,.3f} GiB)"]
 
 
 def _group(priced: Pricing, layers: Layers, context: int) -> str:

@@ -15,7 +15,7 @@ from attn_variants.dtypes import canonical_dtype, dtype_bytes
 from .budgets import largest
 from .formats import Format, format_named
 from .parallel import Split
-from .policies import Pricing, pricing
+from .policies import Priced, pricing, vllm_pricing
 from .vllm import VllmCache, vllm_cache
 
 
@@ -27,8 +27,9 @@ class ModelCache:
 
     kv_dtype: a plain dtype, a format such as `fp8`, `int4:64` or `q8_0`, or `auto`, the model's own. A format leaves
         states, and whatever else does not follow the cache's dtype, as they are.
-    policy: `ideal`, `allocated` or `transformers`; see `attn_variants.cache.policies`.
-    store:  for `allocated` one of our stores (default `full`), for `transformers` `dynamic` (default) or `static`.
+    policy: `ideal`, `allocated`, `transformers` or `vllm`; see `attn_variants.cache.policies`.
+    store:  for `allocated` one of our stores (default `full`), for `transformers` `dynamic` (default) or `static`, for
+        `vllm` `held` (default) or `planned`.
     tp, pp, dp, cp: ranks of tensor, pipeline, data (attention) and context parallelism.
 
     They raise ValueError for unknown names, for splits that do not work out, and for what a policy cannot hold.
@@ -70,8 +71,10 @@ class ModelCache:
         pp: int = 1,
         dp: int = 1,
         cp: int = 1,
-    ) -> Pricing:
+    ) -> Priced:
         """How these options price every layer: what the figures below are added up from."""
+        if policy == "vllm":
+            return vllm_pricing(self.vllm(tp=tp, kv_dtype=self._vllm_dtype(kv_dtype)), store, Split(tp, pp, dp, cp))
         found = self.held if policy == "transformers" else self.architecture
         return pricing(found, policy, store, self._format(kv_dtype), Split(tp, pp, dp, cp))
 
@@ -139,6 +142,7 @@ class ModelCache:
     ) -> VllmCache:
         """What vLLM 0.33.0 plans and holds on one of `tp` ranks: bytes per block and request, and a pool's figures.
 
+        The arguments are vLLM's own, kv_dtype its names too.
         Raises ValueError in one line for what vLLM refuses, and for a model_type whose rules are not known here.
         """
         return vllm_cache(
@@ -152,6 +156,13 @@ class ModelCache:
             async_scheduling=async_scheduling,
             disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
         )
+
+    def _vllm_dtype(self, kv_dtype: str) -> str:
+        """vLLM's name of a dtype that goes by another here."""
+        if str(kv_dtype) == "auto":
+            return "auto"
+        name = format_named(kv_dtype).name
+        return {"fp8-mla": "fp8_ds_mla", "fp8-token-head": "fp8_per_token_head"}.get(name, name)
 
     def _format(self, kv_dtype: str) -> Format:
         found = format_named(self.dtype if str(kv_dtype) == "auto" else kv_dtype)

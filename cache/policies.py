@@ -5,6 +5,7 @@ Honest tools differ by a factor of two because they answer different questions:
     ideal         what attention can ever read: min(T, W) tokens in a layer with a window of W
     allocated     what our own store reserves, to the byte
     transformers  what the cache of transformers 5.24 holds: its `dynamic` one, or its `static` one
+    vllm          what a request takes of vLLM 0.33's pool, in whole blocks: `held` after a decode step, or `planned`
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from .accounting import Kept, layer_bytes, require_storable
 from .formats import Format
 from .layouts import layout_named
 from .parallel import Split
+from .vllm import VllmCache
 
-TRANSFORMERS = "5.24"
-"""The version whose cache `transformers` prices."""
+VLLM_COUNTS = ("held", "planned")
 
 Count = Callable[[CacheSpec, int], Kept]
 """Which entries a layer keeps of so many tokens, each with how often."""
@@ -74,10 +75,46 @@ class Pricing:
         return math.lcm(*(spec.stride for spec in specs if isinstance(spec, StridedSpec)))
 
 
+@dataclass(frozen=True)
+class VllmPricing:
+    """Whole blocks of vLLM's pool, on one rank."""
+
+    cache: VllmCache
+    planned: bool
+    split: Split
+    period: int = 1
+
+    def blocks(self, context: int) -> tuple[int, ...]:
+        """Blocks of each group that a request takes; none before its first token."""
+        if not context:
+            return (0,) * len(self.cache.groups)
+        return self.cache.planned_blocks(context) if self.planned else self.cache.held_blocks(context)
+
+    def fullest(self, batch: int, context: int) -> int:
+        """Bytes on a rank; all are alike."""
+        return batch * sum(self.blocks(context)) * self.cache.bytes_per_block
+
+    def over_ranks(self, batch: int, context: int) -> int:
+        """Bytes on all ranks together."""
+        return self.split.ranks * self.fullest(batch, context)
+
+
+Priced = Pricing | VllmPricing
+
+
+def vllm_pricing(cache: VllmCache, store: str | None, split: Split) -> VllmPricing:
+    """How vLLM counts; what it does not split by is refused."""
+    if store not in (None, *VLLM_COUNTS):
+        raise ValueError(unknown("count of vLLM", str(store), VLLM_COUNTS))
+    if split.pp > 1 or split.dp > 1 or split.cp > 1:
+        raise ValueError("policy 'vllm' is sized for ranks of tp alone; leave out pp, dp and cp")
+    return VllmPricing(cache, store == "planned", split)
+
+
 def pricing(found: Architecture, policy: str, store: str | None, form: Format, split: Split) -> Pricing:
     """How a policy prices an architecture; names and splits that do not work out are refused."""
     if policy not in POLICIES:
-        raise ValueError(unknown("policy", policy, POLICIES))
+        raise ValueError(unknown("policy", policy, [*POLICIES, "vllm"]))
     return Pricing(_stages(found, split), POLICIES[policy](found, store, form), form, split, found.bytes_once)
 
 

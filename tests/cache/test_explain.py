@@ -53,3 +53,13 @@ def test_every_line_multiplies_out_and_the_lines_add_up(name, options):
             assert value(line) == result, line
     assert one == f"one sequence: {sum(given):,} bytes"
     assert f"= {priced.fullest(**SIZES):,} bytes" in total
+
+
+def test_blocks_of_vllm_by_hand():
+    """Llama-3.1-8B: 8 heads of 128, twice, 2 bytes, blocks of 16 tokens: 65,536 bytes a layer."""
+    lines = explained(model_cache("llama-3.1-8b").pricing(policy="vllm"), batch=3, context=1000)
+    assert lines == [
+        "32 full layers x 65,536 B per block of 16 tokens: 63 blocks",
+        "one request: 63 blocks x 2,097,152 bytes = 132,120,576 bytes",
+        "3 x 132,120,576 = 396,361,728 bytes (0.369 GiB)",
+    ]

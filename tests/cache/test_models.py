@@ -42,6 +42,18 @@ def test_the_policies_agree_with_the_accounting_of_layers(name):
         assert m.bytes(context=4097, batch=3, policy="allocated") == reserved
 
 
+def test_vllm_counts_whole_blocks_of_its_pool():
+    m = model_cache("gpt-oss-20b")
+    pool = m.vllm(tp=2)
+    asked = {"context": 1000, "policy": "vllm", "tp": 2}
+    assert m.bytes(**asked, batch=3) == 3 * pool.held_bytes(1000)
+    assert m.bytes(**asked, store="planned") == pool.planned_bytes(1000)
+    assert m.bytes_over_ranks(**asked) == 2 * pool.held_bytes(1000)
+    most = m.max_context(budget=10**9, policy="vllm", tp=2)
+    assert pool.held_bytes(most) <= 10**9 < pool.held_bytes(most + 1)
+    assert m.bytes(context=1000, policy="vllm", kv_dtype="fp8") == m.vllm(kv_dtype="fp8").held_bytes(1000)
+
+
 def test_a_hybrid_has_fixed_bytes_and_bytes_per_token():
     """Qwen3-Next: 36 layers keep states, 12 keep K = 2 heads of 256."""
     m = model_cache("qwen3-next-80b-a3b")
@@ -67,6 +79,9 @@ def test_growth_is_that_of_the_layers_that_still_grow():
         ({"policy": "allocated", "store": "heap"}, "unknown store 'heap'"),
         ({"policy": "transformers", "kv_dtype": "fp8"}, "kv_dtype 'fp8': policy 'transformers' holds plain dtypes"),
         ({"policy": "allocated", "kv_dtype": "int8"}, "kv_dtype 'int8': policy 'allocated' holds plain dtypes"),
+        ({"policy": "vllm", "pp": 2}, "policy 'vllm' is sized for ranks of tp alone"),
+        ({"policy": "vllm", "store": "full"}, "unknown count of vLLM 'full'"),
+        ({"policy": "vllm", "kv_dtype": "q8_0"}, "q8_0"),
         ({"batch": 0}, r"batch \(0\) must be an integer of at least 1"),
         ({"context": -1}, r"context \(-1\) must be an integer of at least 0"),
         ({"kv_dtype": "fp9"}, r"unknown kv_dtype 'fp9'; did you mean"),
