@@ -15,6 +15,7 @@ from torch._dynamo.testing import CompileCounter
 
 from attn_variants import VARIANTS, Decoder
 from attn_variants.bench import contest as contest_module
+from attn_variants.bench import contestants
 from attn_variants.bench import throughput as module
 from attn_variants.bench.case import PRESET_GEOMETRIES, decoder_config, random_decoder
 from attn_variants.bench.cli import main
@@ -277,3 +278,18 @@ def test_every_compiled_case_is_compiled(monkeypatch):
             contestant.prefill(torch.ones(1, 4, dtype=torch.int64))
             contestant.decode(torch.ones(1, 1, dtype=torch.int64))
     assert compiler.frame_count == 10
+
+
+def test_a_long_prompt_goes_through_in_passes_whose_masks_are_bounded(monkeypatch):
+    """Two rows of 50: 20 tokens in the first pass, then as many as have no more than 300 entries of a mask."""
+    monkeypatch.setattr(contestants, "PASS_TOKENS", 20)
+    monkeypatch.setattr(contestants, "PASS_MASK", 300)
+    ids, seen = torch.arange(100).view(2, 50), []
+
+    def forward(piece):
+        seen.append(piece)
+        return piece[:, -1:]
+
+    assert contestants.in_passes(forward, ids).tolist() == [[49], [99]]
+    assert torch.equal(torch.cat(seen, dim=1), ids)
+    assert [piece.shape[1] for piece in seen] == [10] + [3] * 13 + [1]

@@ -223,3 +223,12 @@ def test_half_written_tokens_of_a_pass_that_failed_are_not_there():
     later, view = append(cache, 1, seed=3)
     assert cache.lengths.tolist() == [3, 3]
     assert torch.equal(view.dense("k")[0], torch.cat([given["k"], later["k"]], 2))
+
+
+def test_a_subset_of_rows_copies_no_slot_that_is_not_read():
+    cache = made(batch=3, capacity=90)
+    append(cache, 3)
+    _, view = append(cache, 1, rows=[2, 0])
+    (keys,) = view.dense("k")
+    assert keys.shape == (2, 2, 4, 8)
+    assert keys.untyped_storage().nbytes() == 2 * 2 * 4 * 8 * 8
