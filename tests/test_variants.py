@@ -1,15 +1,11 @@
 """Every variant in the registry, held to the reference in every way a cache can be used."""
 
-import copy
-
 import pytest
 import torch
 import torch._dynamo.testing
-from torch import nn
 
 from attn_variants import VARIANTS, rope
-from attn_variants.attend import BACKENDS, backend
-from attn_variants.cache import KVCache, assert_cache_shapes
+from attn_variants.cache import assert_cache_shapes
 from tests import reference
 from tests.tiny import GEOMETRY, TOLERANCE, append, decoder, error, expected, kv_cache, same, sharpen, snapshot
 
@@ -258,49 +254,6 @@ def test_a_cache_is_a_list_of_sequences(variant, static, seed):
         assert store.lengths.tolist() == [len(row) for row in said]
 
 
-@variants
-@pytest.mark.parametrize("name", BACKENDS)
-def test_backends_agree(variant, name):
-    model = decoder(variant)
-    store, static_store = kv_cache(model), kv_cache(model, static=True)
-    with backend(name):
-        for step in ([LONG, SHORT], [[11], [12]], [[13, 14], [15]], [[16], [17]]):
-            logits, fixed = append(model, store, step), append(model, static_store, step)
-            assert all(error(a, b) < 1e-9 for a, b in zip(logits, fixed, strict=True))
-    assert error(logits[0], expected(variant, [*LONG, 11, 13, 14, 16])[-1:]) < FLOAT64
-    assert error(logits[1], expected(variant, [*SHORT, 12, 15, 17])[-1:]) < FLOAT64
-
-
-@variants
-@static
-@pytest.mark.parametrize("name", [None, "reference"], ids=["chosen", "reference"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_attention_in_a_narrow_dtype_is_within_tolerance(variant, static, name, dtype):
-    module = decoder(variant, dtype).model.layers[0].self_attn
-    store = KVCache([module.cache_spec], batch=2, capacity=12, dtype=dtype, static=static)
-    x = torch.randn(2, 10, GEOMETRY.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
-    out = []
-    with backend(name), torch.no_grad():
-        for at in (slice(0, 6), slice(6, 9), slice(9, 10)):
-            step = store.step(2, at.stop - at.start)
-            out.append(module(x[:, at], step, store.layers[0]))
-            store.advance(step)
-    weights = reference.weights_of(module)
-    for row, given in enumerate(torch.cat(out, 1)):
-        assert given.dtype == dtype
-        assert error(given, reference.VARIANTS[variant](weights, module.config, x[row].double())) < TOLERANCE[dtype]
-
-
-@variants
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_a_narrow_decoder_decodes_like_itself_in_one_pass(variant, dtype):
-    """A decoder adds its MLPs' rounding, which is not attention's: it is allowed twice the tolerance."""
-    model = decoder(variant, dtype)
-    store = kv_cache(model, batch=1)
-    logits = torch.cat([append(model, store, [LONG[at]])[0] for at in (slice(0, 6), slice(6, 9), slice(9, 10))])
-    assert error(logits, expected(variant, LONG, dtype)) < 2 * TOLERANCE[dtype]
-
-
 def poison(store, tokens):
     """1e4 in every slot that a mask must hide; NaN in the slots that a step of `tokens` does not reach."""
     lengths = store.lengths.tolist()
@@ -407,39 +360,6 @@ def test_one_table_of_angles_turns_queries_and_keys_of_every_layer(variant, monk
 
 
 @variants
-def test_gradients_of_inputs_and_weights(variant):
-    config = VARIANTS[variant].config.from_geometry(GEOMETRY)
-    module = sharpen(VARIANTS[variant].module(config).double())
-    names, parameters = zip(*module.named_parameters(), strict=True)
-    x = torch.randn(2, 3, GEOMETRY.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-    def run(x, *parameters):
-        return torch.func.functional_call(module, dict(zip(names, parameters, strict=True)), (x,))
-
-    inputs = [tensor.detach().requires_grad_() for tensor in (x, *parameters)]
-    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
-
-
-@variants
-def test_a_prompt_through_a_cache_has_the_gradients_of_one_without(variant):
-    model, ids = decoder(variant), torch.tensor([LONG])
-    weights = list(model.parameters())
-    plain = torch.autograd.grad(model(ids).square().sum(), weights)
-    cached = torch.autograd.grad(model(ids, kv_cache(model, batch=1)).square().sum(), weights)
-    assert all(error(a, b) < 1e-9 for a, b in zip(cached, plain, strict=True))
-
-
-@variants
-def test_a_cache_keeps_numbers_and_no_graph(variant):
-    model = decoder(variant)
-    store = kv_cache(model, batch=1)
-    model(torch.tensor([LONG[:3]]), store)
-    model(torch.tensor([LONG[3:4]]), store)
-    model(torch.tensor([LONG[4:6]]), store).sum().backward()
-    assert not any(tensor.requires_grad for tensor in store.tensors.values())
-
-
-@variants
 @pytest.mark.parametrize("inference", [torch.inference_mode, torch.no_grad])
 def test_a_cache_made_outside_serves_inside_inference_mode(variant, inference):
     model = decoder(variant)
@@ -448,79 +368,6 @@ def test_a_cache_made_outside_serves_inside_inference_mode(variant, inference):
         model(torch.tensor([LONG[:3]]), store)
         logits = model(torch.tensor([LONG[3:4]]), store)
     assert error(logits[0], expected(variant, LONG[:4])[3:]) < FLOAT64
-
-
-@pytest.fixture
-def graphs():
-    """A backend that compiles nothing and counts the graphs it is given; the compiler forgets them afterwards."""
-    torch._dynamo.reset()
-    yield torch._dynamo.testing.CompileCounter()
-    torch._dynamo.reset()
-
-
-@variants
-def test_one_graph_of_a_module_alone_serves_any_number_of_tokens(variant, graphs):
-    module = decoder(variant).model.layers[0].self_attn
-    module = copy.deepcopy(module)
-    if hasattr(module, "absorbed_below"):
-        module.absorbed_below = 0
-    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=graphs)
-    with torch.no_grad():
-        for tokens in range(3, 15):
-            x = torch.randn(2, tokens, GEOMETRY.hidden_size, dtype=torch.float64)
-            assert error(compiled(x), module(x)) < 1e-12
-    assert graphs.frame_count == 1
-
-
-@variants
-def test_a_module_alone_compiles_whole(variant, graphs):
-    module = decoder(variant).model.layers[0].self_attn
-    x = torch.randn(2, 5, GEOMETRY.hidden_size, dtype=torch.float64)
-    with torch.no_grad():
-        assert error(torch.compile(module, fullgraph=True, backend=graphs)(x), module(x)) < 1e-12
-    assert graphs.frame_count == 1
-
-
-@variants
-def test_a_chunk_on_a_growing_cache_compiles_whole(variant, graphs):
-    model = decoder(variant, layers=1)
-    store = kv_cache(model)
-    append(model, store, [LONG[:4], SHORT[:2]])
-    eager = append(model, store.fork([0, 1]), [LONG[4:7], SHORT[2:5]])
-    stack = torch.compile(model.model, fullgraph=True, backend=graphs)
-    step = store.step(2, 3)
-    with torch.no_grad():
-        logits = model.lm_head(stack(torch.tensor([LONG[4:7], SHORT[2:5]]), step, store.layers))
-    assert error(logits, torch.stack(eager)) < 1e-12
-
-
-@variants
-def test_one_compiled_step_serves_every_position_of_a_static_cache(variant, graphs):
-    model = decoder(variant, layers=1)
-    store, eager = kv_cache(model, static=True), kv_cache(model)
-    append(model, store, [LONG[:4], SHORT[:2]])
-    append(model, eager, [LONG[:4], SHORT[:2]])
-    stack = torch.compile(model.model, fullgraph=True, backend=graphs)
-    for t in range(4, 8):
-        new = [LONG[t : t + 1], SHORT[t - 2 : t - 1]]
-        step = store.step(2, 1)
-        with torch.no_grad():
-            logits = model.lm_head(stack(torch.tensor(new), step, store.layers))
-        store.advance(step)
-        assert error(logits, torch.stack(append(model, eager, new))) < 1e-12
-    assert graphs.frame_count == 1
-
-
-@variants
-@pytest.mark.parametrize("name", [None, *BACKENDS], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_autocast_runs_a_float32_decoder_on_a_cache_of_either_dtype(variant, name, dtype):
-    model = decoder(variant, torch.float32)
-    store = kv_cache(model, batch=1, dtype=dtype)
-    with torch.autocast("cpu", dtype=torch.bfloat16), backend(name):
-        logits = torch.cat([append(model, store, [LONG[at]])[0] for at in (slice(0, 6), slice(6, 9), slice(9, 10))])
-    assert {tensor.dtype for tensor in store.tensors.values()} == {dtype}
-    assert error(logits, expected(variant, LONG, torch.float32)) < 2 * TOLERANCE[torch.bfloat16]
 
 
 @variants
@@ -548,12 +395,3 @@ def test_unknown_arguments_are_refused(variant):
     module = decoder(variant).model.layers[0].self_attn
     with pytest.raises(TypeError, match="attention_mask"):
         module(torch.zeros(1, 2, GEOMETRY.hidden_size, dtype=torch.float64), attention_mask=None)
-
-
-@variants
-def test_training_mode_changes_nothing(variant):
-    module = decoder(variant).model.layers[0].self_attn
-    x = torch.randn(1, 4, GEOMETRY.hidden_size, dtype=torch.float64)
-    assert isinstance(module, nn.Module)
-    with torch.no_grad():
-        assert torch.equal(module.train()(x), module.eval()(x))
