@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from attn_variants.architectures import Architecture
 from attn_variants.names import unknown
 
 
@@ -43,6 +44,8 @@ float32 down. Per-tensor fp8 scales lie outside the cache; per-token-head ones i
 SIXTEEN = frozenset({"auto", "bfloat16", "float16"})
 FP8 = frozenset({"fp8", "fp8_e4m3"})
 
+DTYPE_FIELDS = ("dtype", "torch_dtype")
+
 ELSEWHERE = {
     "fp8_inc": "Gaudi",
     "nvfp4": "Blackwell",
@@ -53,12 +56,13 @@ ELSEWHERE = {
 PACKED = ("turboquant_", "ultraquant_")
 
 
-def kv_dtype_named(name: str, config: Mapping[str, Any]) -> KVDtype:
+def kv_dtype_named(name: str, architecture: Architecture) -> KVDtype:
     """The dtype called `name`; `auto` is what the checkpoint's quantization_config says, else the model's.
 
-    Raises ValueError for names that vLLM does not know, and for those whose layout is not counted here.
+    Raises ValueError for names that vLLM does not know, for 16 bits of another kind than the model's, and for those
+    whose layout is not counted here.
     """
-    resolved = _of_checkpoint(config) if name == "auto" else name
+    resolved = _of_checkpoint(architecture.config) if name == "auto" else name
     if resolved in ELSEWHERE:
         raise ValueError(
             f"kv_dtype ({resolved!r}) runs on {ELSEWHERE[resolved]} only, and these figures are an H100's; give 'fp8'"
@@ -67,7 +71,17 @@ def kv_dtype_named(name: str, config: Mapping[str, Any]) -> KVDtype:
         raise ValueError(f"kv_dtype ({resolved!r}) has a packed layout that is not counted here; give 'fp8' or 'auto'")
     if resolved not in KV_DTYPES:
         raise ValueError(unknown("kv_dtype", resolved, KV_DTYPES))
+    model = _of_model(architecture)
+    if resolved in SIXTEEN - {"auto", model}:
+        raise ValueError(f"kv_dtype ({resolved!r}) is not the model's dtype, {model}, which vLLM refuses: give 'auto'")
     return KV_DTYPES[resolved]
+
+
+def _of_model(architecture: Architecture) -> str:
+    """The dtype that a model runs in by default: float16 where config.json says so (_resolve_auto_dtype)."""
+    assert architecture.fields is not None
+    stated = [place(name) for place in (architecture.config.get, architecture.fields.stated) for name in DTYPE_FIELDS]
+    return "float16" if next((name for name in stated if name), None) == "float16" else "bfloat16"
 
 
 def _of_checkpoint(config: Mapping[str, Any]) -> str:

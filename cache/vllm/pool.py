@@ -91,7 +91,7 @@ def vllm_cache(
     for name, optional in (("block_size", block_size), ("max_model_len", max_model_len)):
         if optional is not None:
             require_size(name, optional)
-    dtype = kv_dtype_named(kv_dtype, architecture.config)
+    dtype = kv_dtype_named(kv_dtype, architecture)
     rows = Rows(architecture, tp, dtype)
     state_block = None
     if rows.rules.states is not None and not enable_prefix_caching:

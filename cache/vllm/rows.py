@@ -154,7 +154,7 @@ class Rows:
             raise ValueError(
                 f"tp ({self.tp}) must be at most {name} ({total}), for vLLM leaves other ranks no head: give less"
             )
-        if max(total, self.tp) % min(total, self.tp):
+        if max(total, self.tp) % min(total, self.tp) and not self.rules.uneven:
             raise ValueError(
                 f"tp ({self.tp}) must divide {name} ({total}) or be a multiple of it: give a tp that does either"
             )
