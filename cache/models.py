@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from attn_variants.architectures import Architecture
 from attn_variants.contract import CacheSpec
 from attn_variants.names import unknown
 
 from .accounting import bytes_per_token, cache_bytes, ideal_bytes
-from .vllm import VllmCache, vllm_cache
+
+if TYPE_CHECKING:
+    from attn_variants.architectures import Architecture
+
+    from .vllm import VllmCache
 
 POLICIES = ("ideal", "allocated")
 
@@ -65,6 +68,8 @@ class ModelCache:
 
         Raises ValueError in one line for what vLLM refuses, and for a model_type whose rules are not known here.
         """
+        from .vllm import vllm_cache
+
         return vllm_cache(
             self.architecture,
             tp=tp,

@@ -129,6 +129,13 @@ class TestTensorParallel:
         with pytest.raises(ValueError, match=message):
             vllm(FULL, tp=tp)
 
+    def test_transformers_own_models_round_down(self) -> None:
+        # Five heads over two ranks: two each.
+        config = {**FULL, "num_attention_heads": 10, "num_key_value_heads": 5, "hidden_size": 640}
+        assert vllm({**config, "model_type": "olmo2"}, tp=2).bytes_per_block == 24576
+        with pytest.raises(ValueError, match=r"tp \(2\) must divide num_key_value_heads \(5\)"):
+            vllm(config, tp=2)
+
     def test_gpt_oss_has_no_heads_to_repeat(self) -> None:
         config = {**FULL, "model_type": "gpt_oss", "sliding_window": 40}
         assert vllm(config, tp=2).bytes_per_block
@@ -163,6 +170,7 @@ class TestWindows:
     def test_cohere_counts_the_tokens_before_the_current_one(self) -> None:
         cohere = {**MIXED, "model_type": "cohere2"}
         assert vllm(cohere).groups[0].pages[0][0].span == 41
+        assert vllm(MIXED).groups[0].pages[0][0].span == 40
 
     def test_without_hybrid_groups_windows_keep_everything(self) -> None:
         cache = vllm(MIXED, disable_hybrid_kv_cache_manager=True)
@@ -345,6 +353,12 @@ class TestStrides:
         assert sorted(group.bytes for group in cache.groups) == sorted(sizes)
         assert cache.bytes_per_block == max(sizes)
 
+    def test_of_equal_paddings_the_longer_run_is_taken(self) -> None:
+        # Two tails of one kind, three of another and five windows are padded by 2 in runs of two and of three.
+        cache = vllm({**STRIDES, "num_hidden_layers": 5, "compress_ratios": [4, 4, 128, 128, 128]})
+        windows = [group.layers for group in cache.groups if group.pages[0][0].what == "window"]
+        assert windows == [3, 2]
+
     @pytest.mark.parametrize("name", ["bfloat16", "int8_per_token_head"])
     def test_its_cache_is_fp8(self, name: str) -> None:
         with pytest.raises(ValueError, match="is taken by no attention backend for heads of 512 numbers; give one of"):
@@ -380,6 +394,7 @@ class TestRefusals:
             ({"kv_dtype": "nvfp4"}, r"kv_dtype \('nvfp4'\) runs on Blackwell only"),
             ({"kv_dtype": "turboquant_k8v4"}, r"has a packed layout that is not counted here"),
             ({"kv_dtype": "fp8_ds_mla"}, r"kv_dtype \('fp8_ds_mla'\) is taken by no attention backend"),
+            ({"kv_dtype": "float16"}, r"kv_dtype \('float16'\) is not the model's dtype, bfloat16, .*: give 'auto'"),
             (
                 {"block_size": 24},
                 r"block_size \(24\) is taken by no attention backend .* give a multiple of 16, or None",
@@ -396,6 +411,19 @@ class TestRefusals:
     def test_model_types_whose_rules_are_not_known(self, model_type: str) -> None:
         with pytest.raises(ValueError, match=f"model_type '{model_type}' has no vllm figures: .*; use policy 'ideal'"):
             vllm({"model_type": model_type})
+
+    def test_bfloat16_of_a_model_in_float16(self) -> None:
+        half = {**FULL, "torch_dtype": "float16"}
+        assert vllm(half, kv_dtype="float16").bytes_per_block == vllm(half).bytes_per_block == 24576
+        with pytest.raises(ValueError, match="is not the model's dtype, float16"):
+            vllm(half, kv_dtype="bfloat16")
+
+    def test_fp8_with_linear_biases(self) -> None:
+        bloom = {"model_type": "bloom", "n_layer": 3, "n_embed": 384, "n_head": 6, "seq_length": 1000}
+        # Six heads of 64 numbers, keys and values.
+        assert vllm(bloom).bytes_per_block == 3 * 16 * 2 * 6 * 64 * 2
+        with pytest.raises(ValueError, match=r"kv_dtype \('fp8'\) is not taken by attention with ALiBi"):
+            vllm(bloom, kv_dtype="fp8")
 
     def test_a_request_of_no_tokens(self) -> None:
         with pytest.raises(ValueError, match=r"tokens \(0\) must be an integer of at least 1"):
