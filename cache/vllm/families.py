@@ -57,6 +57,7 @@ class Rules:
     uneven:    whether a tp that neither divides the key/value heads nor is a multiple of them is taken, rounding down.
     alike:     whether layers of different kinds are refused.
     alibi:     whether attention has linear biases, which no kernel reads from fp8.
+    own_dtype: whether its cache stays in the model's dtype, whatever is asked for.
     kernels:   its attention backends, where they are not those of grouped or latent attention.
     strided:   caches by kind of layer, of a model that pools its tokens.
     requires:  formulas that must hold, each with what to say when it does not.
@@ -70,7 +71,8 @@ class Rules:
     replicates: bool = True
     uneven: bool = False
     alike: bool = False
-    alibi: str = "False"
+    alibi: bool = False
+    own_dtype: bool = False
     kernels: tuple[Kernel, ...] | None = None
     strided: Mapping[str, tuple[Strided, ...]] = field(default_factory=dict)
     requires: Mapping[str, str] = field(default_factory=dict)
@@ -160,13 +162,14 @@ WRAPPED = Rules(uneven=True)
 """A model of transformers, whose attention vLLM replaces (models/transformers/base.py)."""
 
 RULES: Mapping[str, Rules] = {
-    "bloom": Rules(alibi="True"),
+    "bloom": Rules(alibi=True),
     # Its window counts the tokens before the current one (models/commandr.py, cohere2_moe.py).
     "cohere2": Rules(windows={"sliding_attention": "sliding_window + 1"}),
     "cohere2_moe": Rules(windows={"sliding_attention": "sliding_window + 1"}),
     "deepseek_v32": SPARSE_LATENT,
     "deepseek_v4": V4,
-    "falcon": Rules(alibi="alibi", defaults={"alibi": "False"}),
+    # Its attention is not told of kv_dtype (models/falcon.py).
+    "falcon": Rules(own_dtype=True),
     "falcon_h1": Rules(
         states=mamba2("mamba_d_ssm", "mamba_n_groups", "mamba_d_state", "mamba_n_heads", "mamba_d_conv")
     ),

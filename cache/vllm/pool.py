@@ -99,4 +99,4 @@ def vllm_cache(
     pages = sized_pages(rows, block_size=block_size, prefix_caching=enable_prefix_caching, state_block=state_block)
     groups = grouped(pages, packed=rows.rules.kernels is STRIDED, disable_hybrid=disable_hybrid_kv_cache_manager)
     batches = 2 if async_scheduling else 1
-    return VllmCache(groups, batches * max_num_batched_tokens, dtype.name, architecture, max_model_len)
+    return VllmCache(groups, batches * max_num_batched_tokens, rows.kv_dtype.name, architecture, max_model_len)

@@ -13,7 +13,7 @@ from attn_variants.architectures.strided import StridedSpec
 from attn_variants.contract import CacheSpec, Record
 from attn_variants.dtypes import canonical_dtype, dtype_bytes
 
-from .dtypes import KVDtype
+from .dtypes import KV_DTYPES, KVDtype
 from .families import REFUSED, RULES, V4_ALIGN, Rules, States
 from .kernels import GROUPED, LATENT, Kernel
 from .pages import Kind, Page
@@ -53,8 +53,9 @@ class Rows:
                 "use policy 'ideal'"
             )
         assert architecture.fields is not None
-        self.architecture, self.tp, self.kv_dtype = architecture, tp, kv_dtype
         self.rules = RULES.get(architecture.model_type, Rules())
+        self.architecture, self.tp = architecture, tp
+        self.kv_dtype = KV_DTYPES["auto"] if self.rules.own_dtype else kv_dtype
         self.scope = Scope(architecture.fields, self.rules, tp)
         self._require()
         # Layers that are alike share one spec, so each is read once.
@@ -103,7 +104,7 @@ class Rows:
                 "max_window_layers makes some layers slide and others not, which vLLM refuses for model_type "
                 f"{self.architecture.model_type!r}: give use_sliding_window false"
             )
-        if self.kv_dtype.bits < 16 and evaluate(self.rules.alibi, self.scope):
+        if self.kv_dtype.bits < 16 and self.rules.alibi:
             raise ValueError(f"kv_dtype ({self.kv_dtype.name!r}) is not taken by attention with ALiBi: give 'bfloat16'")
 
     def _layer(self, spec: CacheSpec, kind: str) -> Iterator[Page]:

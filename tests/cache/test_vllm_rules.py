@@ -425,6 +425,12 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"kv_dtype \('fp8'\) is not taken by attention with ALiBi"):
             vllm(bloom, kv_dtype="fp8")
 
+    def test_falcons_cache_stays_in_the_models_dtype(self) -> None:
+        falcon = {"model_type": "falcon", "num_hidden_layers": 3, "hidden_size": 384, "num_attention_heads": 6}
+        cache = vllm(falcon, kv_dtype="fp8")
+        # One head of 64 numbers, keys and values.
+        assert (cache.kv_dtype, cache.bytes_per_block) == ("auto", 3 * 16 * 2 * 64 * 2)
+
     def test_a_request_of_no_tokens(self) -> None:
         with pytest.raises(ValueError, match=r"tokens \(0\) must be an integer of at least 1"):
             vllm(FULL).planned_bytes(0)
