@@ -168,6 +168,7 @@ RULES: Mapping[str, Rules] = {
     "cohere2_moe": Rules(windows={"sliding_attention": "sliding_window + 1"}),
     "deepseek_v32": SPARSE_LATENT,
     "deepseek_v4": V4,
+    "dory": Rules(requires={"tp == 1": "tp must be 1, for vLLM does not split this model"}),
     # Its attention is not told of kv_dtype (models/falcon.py).
     "falcon": Rules(own_dtype=True),
     "falcon_h1": Rules(

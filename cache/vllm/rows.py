@@ -8,7 +8,7 @@ from typing import Any
 
 from attn_variants.architectures import Architecture
 from attn_variants.architectures.fields import Fields
-from attn_variants.architectures.formula import evaluate
+from attn_variants.architectures.formula import evaluate, names
 from attn_variants.architectures.strided import StridedSpec
 from attn_variants.contract import CacheSpec, Record
 from attn_variants.dtypes import canonical_dtype, dtype_bytes
@@ -98,7 +98,8 @@ class Rows:
                 raise ValueError(f"{name} ({heads}) must be a multiple of tp ({self.tp}): give a tp that divides it")
         for formula, message in self.rules.requires.items():
             if not evaluate(formula, self.scope):
-                raise ValueError(f"{message} ({self.scope.fields.values_in(formula)})")
+                values = ", ".join(f"{name} = {self.scope[name]!r:.40}" for name in names(formula))
+                raise ValueError(f"{message} ({values})")
         if self.rules.alike and len(set(self.architecture.kinds)) > 1:
             raise ValueError(
                 "max_window_layers makes some layers slide and others not, which vLLM refuses for model_type "

@@ -435,6 +435,17 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"tokens \(0\) must be an integer of at least 1"):
             vllm(FULL).planned_bytes(0)
 
+    @pytest.mark.parametrize(
+        ("config", "arguments", "message"),
+        [
+            ({"model_type": "dory"}, {"tp": 2}, r"tp must be 1, for vLLM does not split this model \(tp = 2\)"),
+            ({**STRIDES, "head_dim": 256}, {}, r"head_dim must be 512, .* \(head_dim = 256\)"),
+        ],
+    )
+    def test_what_a_model_type_requires(self, config: dict[str, Any], arguments: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            vllm(config, **arguments)
+
     def test_qwens_that_slide_on_some_layers(self) -> None:
         config = {
             **FULL,
