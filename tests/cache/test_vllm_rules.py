@@ -379,6 +379,10 @@ class TestLength:
         cache = vllm({**FULL, "rope_scaling": rope})
         assert cache.max_concurrency(24576 * 1000) == 1000 / -(-length // 16)
 
+    def test_without_positions_it_is_2048(self) -> None:
+        cache = vllm({"model_type": "bloom", "n_layer": 3, "n_embed": 384, "n_head": 6})
+        assert cache.max_concurrency(cache.bytes_per_block * 1000) == 1000 / 128
+
     def test_a_length_that_nothing_says_is_asked_for(self) -> None:
         config = {name: value for name, value in FULL.items() if name != "max_position_embeddings"}
         assert vllm(config).planned_bytes(1) == 24576
