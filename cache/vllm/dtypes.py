@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from attn_variants.architectures import Architecture
 from attn_variants.names import unknown
@@ -62,7 +61,7 @@ def kv_dtype_named(name: str, architecture: Architecture) -> KVDtype:
     Raises ValueError for names that vLLM does not know, for 16 bits of another kind than the model's, and for those
     whose layout is not counted here.
     """
-    resolved = _of_checkpoint(architecture.config) if name == "auto" else name
+    resolved = _of_checkpoint(architecture) if name == "auto" else name
     if resolved in ELSEWHERE:
         raise ValueError(
             f"kv_dtype ({resolved!r}) runs on {ELSEWHERE[resolved]} only, and these figures are an H100's; give 'fp8'"
@@ -84,13 +83,21 @@ def _of_model(architecture: Architecture) -> str:
     return "float16" if next((name for name in stated if name), None) == "float16" else "bfloat16"
 
 
-def _of_checkpoint(config: Mapping[str, Any]) -> str:
-    """What a checkpoint asks for (resolve_kv_cache_dtype_string, utils/torch_utils.py; Attention, attention.py)."""
-    quantization = config.get("quantization_config")
+def _of_checkpoint(architecture: Architecture) -> str:
+    """What a checkpoint asks for (resolve_kv_cache_dtype_string, utils/torch_utils.py; Attention, attention.py).
+
+    Attention over latents does not read the scheme of compressed tensors.
+    """
+    assert architecture.fields is not None
+    stated = architecture.config.get("quantization_config")
+    quantization = stated or architecture.fields.stated("quantization_config")
     if not isinstance(quantization, Mapping):
         return "auto"
     if not str(quantization.get("quant_method", "")).startswith("modelopt"):
-        return "fp8" if quantization.get("kv_cache_scheme") else "auto"
+        latent = any(record.name == "kv" for spec in architecture.layers for record in spec.records)
+        return "fp8" if quantization.get("kv_cache_scheme") and not latent else "auto"
+    if not stated:
+        return "auto"
     inner = quantization.get("quantization")
     places = (inner if isinstance(inner, Mapping) else quantization, quantization)
     names = [(place, name) for name in ("kv_cache_scheme", "kv_cache_quant_algo") for place in places]

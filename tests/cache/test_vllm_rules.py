@@ -97,6 +97,8 @@ class TestFullAttention:
         quantised = {**FULL, "quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}}
         assert vllm(quantised).kv_dtype == "fp8"
         assert vllm(quantised, kv_dtype="bfloat16").bytes_per_block == 24576
+        # Attention over latents does not read that scheme.
+        assert vllm({**LATENTS, "quantization_config": quantised["quantization_config"]}).kv_dtype == "auto"
         modelopt = {**FULL, "quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}
         assert vllm(modelopt).kv_dtype == "fp8_e4m3"
 
