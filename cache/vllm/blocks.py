@@ -25,15 +25,13 @@ def sized_pages(rows: Rows, *, block_size: int | None, prefix_caching: bool, sta
     multiple = math.lcm(*(kernel.multiple for kernel in kernels))
     block = block_size or (DEFAULT_BLOCK_SIZE if DEFAULT_BLOCK_SIZE % multiple == 0 else multiple)
     state = max((page.entry for page in rows.pages if page.kind is Kind.STATE), default=0)
-    padded = None
     if state and rows.attention:
         block = _holding(state, rows, block, multiple, prefix_caching)
-        padded = block * rows.attention[0].entry
     largest = min((kernel.largest for kernel in kernels if kernel.largest is not None), default=block)
     sized: Counter[Page] = Counter()
     for page, count in rows.pages.items():
         if page.kind is Kind.STATE:
-            made = _state(page, rows, state_block or block, padded, prefix_caching)
+            made = _state(page, rows, state_block or block, prefix_caching)
         else:
             tokens = min(block, largest) if page.kind is Kind.SLIDING else block
             made = replace(page, block=page.block if rows.rules.strided and page.block else tokens)
@@ -50,7 +48,7 @@ def _holding(state: int, rows: Rows, block: int, multiple: int, prefix_caching: 
     return max(block, multiple * ceil_div(least, multiple))
 
 
-def _state(page: Page, rows: Rows, block: int, padded: int | None, prefix_caching: bool) -> Page:
+def _state(page: Page, rows: Rows, block: int, prefix_caching: bool) -> Page:
     """States are planned the running one, the one before it and a checkpoint (MambaSpec.max_memory_usage_bytes)."""
     planned = 2 + rows.checkpoints if prefix_caching else 1
-    return replace(page, block=block, states=planned, padded=padded)
+    return replace(page, block=block, states=planned)

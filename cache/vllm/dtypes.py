@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from attn_variants.architectures import Architecture
 from attn_variants.names import unknown
 
 
@@ -43,6 +43,8 @@ float32 down. Per-tensor fp8 scales lie outside the cache; per-token-head ones i
 SIXTEEN = frozenset({"auto", "bfloat16", "float16"})
 FP8 = frozenset({"fp8", "fp8_e4m3"})
 
+DTYPE_FIELDS = ("dtype", "torch_dtype")
+
 ELSEWHERE = {
     "fp8_inc": "Gaudi",
     "nvfp4": "Blackwell",
@@ -53,12 +55,13 @@ ELSEWHERE = {
 PACKED = ("turboquant_", "ultraquant_")
 
 
-def kv_dtype_named(name: str, config: Mapping[str, Any]) -> KVDtype:
+def kv_dtype_named(name: str, architecture: Architecture) -> KVDtype:
     """The dtype called `name`; `auto` is what the checkpoint's quantization_config says, else the model's.
 
-    Raises ValueError for names that vLLM does not know, and for those whose layout is not counted here.
+    Raises ValueError for names that vLLM does not know, for 16 bits of another kind than the model's, and for those
+    whose layout is not counted here.
     """
-    resolved = _of_checkpoint(config) if name == "auto" else name
+    resolved = _of_checkpoint(architecture) if name == "auto" else name
     if resolved in ELSEWHERE:
         raise ValueError(
             f"kv_dtype ({resolved!r}) runs on {ELSEWHERE[resolved]} only, and these figures are an H100's; give 'fp8'"
@@ -67,16 +70,34 @@ def kv_dtype_named(name: str, config: Mapping[str, Any]) -> KVDtype:
         raise ValueError(f"kv_dtype ({resolved!r}) has a packed layout that is not counted here; give 'fp8' or 'auto'")
     if resolved not in KV_DTYPES:
         raise ValueError(unknown("kv_dtype", resolved, KV_DTYPES))
+    model = _of_model(architecture)
+    if resolved in SIXTEEN - {"auto", model}:
+        raise ValueError(f"kv_dtype ({resolved!r}) is not the model's dtype, {model}, which vLLM refuses: give 'auto'")
     return KV_DTYPES[resolved]
 
 
-def _of_checkpoint(config: Mapping[str, Any]) -> str:
-    """What a checkpoint asks for (resolve_kv_cache_dtype_string, utils/torch_utils.py; Attention, attention.py)."""
-    quantization = config.get("quantization_config")
+def _of_model(architecture: Architecture) -> str:
+    """The dtype that a model runs in by default: float16 where config.json says so (_resolve_auto_dtype)."""
+    assert architecture.fields is not None
+    stated = [place(name) for place in (architecture.config.get, architecture.fields.stated) for name in DTYPE_FIELDS]
+    return "float16" if next((name for name in stated if name), None) == "float16" else "bfloat16"
+
+
+def _of_checkpoint(architecture: Architecture) -> str:
+    """What a checkpoint asks for (resolve_kv_cache_dtype_string, utils/torch_utils.py; Attention, attention.py).
+
+    Attention over latents does not read the scheme of compressed tensors.
+    """
+    assert architecture.fields is not None
+    stated = architecture.config.get("quantization_config")
+    quantization = stated or architecture.fields.stated("quantization_config")
     if not isinstance(quantization, Mapping):
         return "auto"
     if not str(quantization.get("quant_method", "")).startswith("modelopt"):
-        return "fp8" if quantization.get("kv_cache_scheme") else "auto"
+        latent = any(record.name == "kv" for spec in architecture.layers for record in spec.records)
+        return "fp8" if quantization.get("kv_cache_scheme") and not latent else "auto"
+    if not stated:
+        return "auto"
     inner = quantization.get("quantization")
     places = (inner if isinstance(inner, Mapping) else quantization, quantization)
     names = [(place, name) for name in ("kv_cache_scheme", "kv_cache_quant_algo") for place in places]

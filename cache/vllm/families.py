@@ -54,7 +54,10 @@ class Rules:
     indexer:   bytes per token of an indexer's key.
     head_dim:  width of keys and values that are stored by head although the model's own code keeps latents.
     replicates: whether a key/value head may be kept by several ranks.
+    uneven:    whether a tp that neither divides the key/value heads nor is a multiple of them is taken, rounding down.
     alike:     whether layers of different kinds are refused.
+    alibi:     whether attention has linear biases, which no kernel reads from fp8.
+    own_dtype: whether its cache stays in the model's dtype, whatever is asked for.
     kernels:   its attention backends, where they are not those of grouped or latent attention.
     strided:   caches by kind of layer, of a model that pools its tokens.
     requires:  formulas that must hold, each with what to say when it does not.
@@ -66,8 +69,10 @@ class Rules:
     indexer: str | None = None
     head_dim: str | None = None
     replicates: bool = True
+    uneven: bool = False
     alike: bool = False
-    alibi: str = "False"
+    alibi: bool = False
+    own_dtype: bool = False
     kernels: tuple[Kernel, ...] | None = None
     strided: Mapping[str, tuple[Strided, ...]] = field(default_factory=dict)
     requires: Mapping[str, str] = field(default_factory=dict)
@@ -119,7 +124,6 @@ QWEN3_5 = Rules(
     states=replace(QWEN_DELTA, dtype="mamba_ssm_dtype"),
     defaults={"mamba_ssm_dtype": "None"},
 )
-SHORT_CONV = Rules(states=States("conv_dim / tp * (conv_L_cache - 1)"), defaults={"conv_dim": "hidden_size"})
 
 V4_LATENT_BYTES = "448 + 2 * 64 + 8"
 """448 numbers in fp8, 64 rotated ones in bfloat16, and scales (vllm/models/deepseek_v4/attention.py)."""
@@ -149,14 +153,24 @@ V4 = Rules(
     },
 )
 
+EXPANDED_LATENTS = Rules(
+    head_dim="qk_nope_head_dim + qk_rope_head_dim",
+    defaults={"qk_nope_head_dim": "64"},
+)
+"""Keys and values of every head, values padded to the width of keys."""
+WRAPPED = Rules(uneven=True)
+"""A model of transformers, whose attention vLLM replaces (models/transformers/base.py)."""
+
 RULES: Mapping[str, Rules] = {
-    "bloom": Rules(alibi="True"),
+    "bloom": Rules(alibi=True),
     # Its window counts the tokens before the current one (models/commandr.py, cohere2_moe.py).
     "cohere2": Rules(windows={"sliding_attention": "sliding_window + 1"}),
     "cohere2_moe": Rules(windows={"sliding_attention": "sliding_window + 1"}),
     "deepseek_v32": SPARSE_LATENT,
     "deepseek_v4": V4,
-    "falcon": Rules(alibi="alibi", defaults={"alibi": "False"}),
+    "dory": Rules(requires={"tp == 1": "tp must be 1, for vLLM does not split this model"}),
+    # Its attention is not told of kv_dtype (models/falcon.py).
+    "falcon": Rules(own_dtype=True),
     "falcon_h1": Rules(
         states=mamba2("mamba_d_ssm", "mamba_n_groups", "mamba_d_state", "mamba_n_heads", "mamba_d_conv")
     ),
@@ -169,8 +183,8 @@ RULES: Mapping[str, Rules] = {
     ),
     "jamba": Rules(states=mamba1(EXPANDED, "mamba_d_state", "mamba_d_conv")),
     "kimi_linear": Rules(states=CHANNEL_DELTA, defaults={"linear_attn_config": "None"}),
-    "lfm2": SHORT_CONV,
-    "lfm2_moe": SHORT_CONV,
+    "lfm2": Rules(states=States("conv_dim / tp * (conv_L_cache - 1)"), defaults={"conv_dim": "hidden_size"}),
+    "lfm2_moe": Rules(states=States("hidden_size / tp * (conv_L_cache - 1)")),
     "mamba": Rules(states=mamba1("intermediate_size", "state_size", "conv_kernel")),
     "mamba2": Rules(states=mamba2("(expand * hidden_size)", "n_groups", "state_size", "num_heads", "conv_kernel")),
     # Its window is sliding_window_size as it stands (models/mimo_v2.py); the architecture's is one more.
@@ -180,10 +194,7 @@ RULES: Mapping[str, Rules] = {
         }
     ),
     # It expands its latents (models/minicpm3.py).
-    "minicpm3": Rules(
-        head_dim="qk_nope_head_dim + qk_rope_head_dim",
-        defaults={"qk_nope_head_dim": "64"},
-    ),
+    "minicpm3": EXPANDED_LATENTS,
     "minimax_m3": M3,
     "minimax_m3_vl_text": M3,
     # Attention slides where there is a window, and states are float32 unless config.json says otherwise.
@@ -205,9 +216,48 @@ RULES: Mapping[str, Rules] = {
     "qwen3_5_moe_text": QWEN3_5,
     "qwen3_5_text": QWEN3_5,
     "qwen3_next": Rules(states=QWEN_DELTA),
+    # transformers' code, whose latents vLLM does not recognise.
+    "youtu": replace(EXPANDED_LATENTS, defaults={"qk_nope_head_dim": "128"}),
     "zamba2": Rules(states=mamba2(EXPANDED, "mamba_ngroups", "mamba_d_state", "n_mamba_heads", "mamba_d_conv")),
     **dict.fromkeys(
         ("mimo", "qwen2", "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text"), ALL_ALIKE
+    ),
+    **dict.fromkeys(
+        (
+            "arcee",
+            "biogpt",
+            "bitnet",
+            "codegen",
+            "ctrl",
+            "cwm",
+            "doge",
+            "dots1",
+            "flex_olmo",
+            "glm",
+            "gpt_bigcode",
+            "gpt_neox",
+            "helium",
+            "hunyuan_v1_dense",
+            "hunyuan_v1_moe",
+            "jais2",
+            "jetmoe",
+            "kolibri1",
+            "mellum",
+            "ministral",
+            "moshi",
+            "nanochat",
+            "olmo",
+            "olmo2",
+            "olmo3",
+            "persimmon",
+            "phi",
+            "seed_oss",
+            "smollm3",
+            "solar_open",
+            "starcoder2",
+            "vaultgemma",
+        ),
+        WRAPPED,
     ),
 }
 
@@ -248,7 +298,6 @@ REFUSED: Mapping[str, str] = {
             "git",
             "marian",
             "mbart",
-            "moshi",
             "musicgen_decoder",
             "musicgen_melody_decoder",
             "mvp",
@@ -263,12 +312,10 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         (
             "bamba",
-            "codegen",
             "cpmant",
-            "ctrl",
+            "diffllama",
             "gpt_neo",
             "gpt_neox_japanese",
-            "jetmoe",
             "lara_mini",
             "lfm3",
             "minimax",
@@ -277,6 +324,7 @@ REFUSED: Mapping[str, str] = {
             "openai-gpt",
             "recurrent_gemma",
             "rwkv",
+            "xglm",
             "xlm",
             "xlnet",
             "xlstm",
@@ -289,8 +337,6 @@ REFUSED: Mapping[str, str] = {
         (
             "axk2",
             "bailing_hybrid",
-            "diffllama",
-            "doge",
             "dots3_note_text",
             "glm5_next_text",
             "hy_v4",
@@ -300,8 +346,8 @@ REFUSED: Mapping[str, str] = {
             "inkling_text",
             "mistral4",
             "mistral_large4_text",
+            "sarvam_mla",
             "qwen4_exp_text",
-            "youtu",
         ),
         _OWN_RULES,
     ),

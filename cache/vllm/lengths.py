@@ -19,6 +19,8 @@ POSITIONS = (
     "seq_len",
 )
 """Fields that give positions; the smallest counts (derive_max_model_len_and_key)."""
+WITHOUT_POSITIONS = frozenset({"bloom", "falcon_mamba", "mamba", "mamba2"})
+"""Model types whose configs know no positions; vLLM takes 2048 tokens for them."""
 STRETCHED_ALREADY = frozenset(
     {"default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "mrope"}
 )
@@ -31,6 +33,8 @@ def default_model_length(architecture: Architecture) -> int:
     stated = architecture.fields.stated
     found = {name: stated(name) for name in POSITIONS}
     lengths = [value for value in found.values() if isinstance(value, int) and value > 0]
+    if not lengths and architecture.model_type in WITHOUT_POSITIONS:
+        return 2048
     if not lengths:
         raise ValueError("max_position_embeddings is missing: give it, or give max_model_len")
     length = found["model_max_length"] or min(lengths)

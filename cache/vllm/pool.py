@@ -91,7 +91,7 @@ def vllm_cache(
     for name, optional in (("block_size", block_size), ("max_model_len", max_model_len)):
         if optional is not None:
             require_size(name, optional)
-    dtype = kv_dtype_named(kv_dtype, architecture.config)
+    dtype = kv_dtype_named(kv_dtype, architecture)
     rows = Rows(architecture, tp, dtype)
     state_block = None
     if rows.rules.states is not None and not enable_prefix_caching:
@@ -99,4 +99,4 @@ def vllm_cache(
     pages = sized_pages(rows, block_size=block_size, prefix_caching=enable_prefix_caching, state_block=state_block)
     groups = grouped(pages, packed=rows.rules.kernels is STRIDED, disable_hybrid=disable_hybrid_kv_cache_manager)
     batches = 2 if async_scheduling else 1
-    return VllmCache(groups, batches * max_num_batched_tokens, dtype.name, architecture, max_model_len)
+    return VllmCache(groups, batches * max_num_batched_tokens, rows.kv_dtype.name, architecture, max_model_len)

@@ -8,12 +8,12 @@ from typing import Any
 
 from attn_variants.architectures import Architecture
 from attn_variants.architectures.fields import Fields
-from attn_variants.architectures.formula import evaluate
+from attn_variants.architectures.formula import evaluate, names
 from attn_variants.architectures.strided import StridedSpec
 from attn_variants.contract import CacheSpec, Record
 from attn_variants.dtypes import canonical_dtype, dtype_bytes
 
-from .dtypes import KVDtype
+from .dtypes import KV_DTYPES, KVDtype
 from .families import REFUSED, RULES, V4_ALIGN, Rules, States
 from .kernels import GROUPED, LATENT, Kernel
 from .pages import Kind, Page
@@ -53,8 +53,9 @@ class Rows:
                 "use policy 'ideal'"
             )
         assert architecture.fields is not None
-        self.architecture, self.tp, self.kv_dtype = architecture, tp, kv_dtype
         self.rules = RULES.get(architecture.model_type, Rules())
+        self.architecture, self.tp = architecture, tp
+        self.kv_dtype = KV_DTYPES["auto"] if self.rules.own_dtype else kv_dtype
         self.scope = Scope(architecture.fields, self.rules, tp)
         self._require()
         # Layers that are alike share one spec, so each is read once.
@@ -97,13 +98,14 @@ class Rows:
                 raise ValueError(f"{name} ({heads}) must be a multiple of tp ({self.tp}): give a tp that divides it")
         for formula, message in self.rules.requires.items():
             if not evaluate(formula, self.scope):
-                raise ValueError(f"{message} ({self.scope.fields.values_in(formula)})")
+                values = ", ".join(f"{name} = {self.scope[name]!r:.40}" for name in names(formula))
+                raise ValueError(f"{message} ({values})")
         if self.rules.alike and len(set(self.architecture.kinds)) > 1:
             raise ValueError(
                 "max_window_layers makes some layers slide and others not, which vLLM refuses for model_type "
                 f"{self.architecture.model_type!r}: give use_sliding_window false"
             )
-        if self.kv_dtype.bits < 16 and evaluate(self.rules.alibi, self.scope):
+        if self.kv_dtype.bits < 16 and self.rules.alibi:
             raise ValueError(f"kv_dtype ({self.kv_dtype.name!r}) is not taken by attention with ALiBi: give 'bfloat16'")
 
     def _layer(self, spec: CacheSpec, kind: str) -> Iterator[Page]:
@@ -154,7 +156,7 @@ class Rows:
             raise ValueError(
                 f"tp ({self.tp}) must be at most {name} ({total}), for vLLM leaves other ranks no head: give less"
             )
-        if max(total, self.tp) % min(total, self.tp):
+        if max(total, self.tp) % min(total, self.tp) and not self.rules.uneven:
             raise ValueError(
                 f"tp ({self.tp}) must divide {name} ({total}) or be a multiple of it: give a tp that does either"
             )

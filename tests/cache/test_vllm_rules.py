@@ -97,6 +97,8 @@ class TestFullAttention:
         quantised = {**FULL, "quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}}
         assert vllm(quantised).kv_dtype == "fp8"
         assert vllm(quantised, kv_dtype="bfloat16").bytes_per_block == 24576
+        # Attention over latents does not read that scheme.
+        assert vllm({**LATENTS, "quantization_config": quantised["quantization_config"]}).kv_dtype == "auto"
         modelopt = {**FULL, "quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}
         assert vllm(modelopt).kv_dtype == "fp8_e4m3"
 
@@ -128,6 +130,13 @@ class TestTensorParallel:
     def test_a_split_that_leaves_a_remainder_is_refused(self, tp: int, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             vllm(FULL, tp=tp)
+
+    def test_transformers_own_models_round_down(self) -> None:
+        # Five heads over two ranks: two each.
+        config = {**FULL, "num_attention_heads": 10, "num_key_value_heads": 5, "hidden_size": 640}
+        assert vllm({**config, "model_type": "olmo2"}, tp=2).bytes_per_block == 24576
+        with pytest.raises(ValueError, match=r"tp \(2\) must divide num_key_value_heads \(5\)"):
+            vllm(config, tp=2)
 
     def test_gpt_oss_has_no_heads_to_repeat(self) -> None:
         config = {**FULL, "model_type": "gpt_oss", "sliding_window": 40}
@@ -163,6 +172,7 @@ class TestWindows:
     def test_cohere_counts_the_tokens_before_the_current_one(self) -> None:
         cohere = {**MIXED, "model_type": "cohere2"}
         assert vllm(cohere).groups[0].pages[0][0].span == 41
+        assert vllm(MIXED).groups[0].pages[0][0].span == 40
 
     def test_without_hybrid_groups_windows_keep_everything(self) -> None:
         cache = vllm(MIXED, disable_hybrid_kv_cache_manager=True)
@@ -345,6 +355,12 @@ class TestStrides:
         assert sorted(group.bytes for group in cache.groups) == sorted(sizes)
         assert cache.bytes_per_block == max(sizes)
 
+    def test_of_equal_paddings_the_longer_run_is_taken(self) -> None:
+        # Two tails of one kind, three of another and five windows are padded by 2 in runs of two and of three.
+        cache = vllm({**STRIDES, "num_hidden_layers": 5, "compress_ratios": [4, 4, 128, 128, 128]})
+        windows = [group.layers for group in cache.groups if group.pages[0][0].what == "window"]
+        assert windows == [3, 2]
+
     @pytest.mark.parametrize("name", ["bfloat16", "int8_per_token_head"])
     def test_its_cache_is_fp8(self, name: str) -> None:
         with pytest.raises(ValueError, match="is taken by no attention backend for heads of 512 numbers; give one of"):
@@ -365,6 +381,10 @@ class TestLength:
         cache = vllm({**FULL, "rope_scaling": rope})
         assert cache.max_concurrency(24576 * 1000) == 1000 / -(-length // 16)
 
+    def test_without_positions_it_is_2048(self) -> None:
+        cache = vllm({"model_type": "bloom", "n_layer": 3, "n_embed": 384, "n_head": 6})
+        assert cache.max_concurrency(cache.bytes_per_block * 1000) == 1000 / 128
+
     def test_a_length_that_nothing_says_is_asked_for(self) -> None:
         config = {name: value for name, value in FULL.items() if name != "max_position_embeddings"}
         assert vllm(config).planned_bytes(1) == 24576
@@ -380,6 +400,7 @@ class TestRefusals:
             ({"kv_dtype": "nvfp4"}, r"kv_dtype \('nvfp4'\) runs on Blackwell only"),
             ({"kv_dtype": "turboquant_k8v4"}, r"has a packed layout that is not counted here"),
             ({"kv_dtype": "fp8_ds_mla"}, r"kv_dtype \('fp8_ds_mla'\) is taken by no attention backend"),
+            ({"kv_dtype": "float16"}, r"kv_dtype \('float16'\) is not the model's dtype, bfloat16, .*: give 'auto'"),
             (
                 {"block_size": 24},
                 r"block_size \(24\) is taken by no attention backend .* give a multiple of 16, or None",
@@ -397,9 +418,39 @@ class TestRefusals:
         with pytest.raises(ValueError, match=f"model_type '{model_type}' has no vllm figures: .*; use policy 'ideal'"):
             vllm({"model_type": model_type})
 
+    def test_bfloat16_of_a_model_in_float16(self) -> None:
+        half = {**FULL, "torch_dtype": "float16"}
+        assert vllm(half, kv_dtype="float16").bytes_per_block == vllm(half).bytes_per_block == 24576
+        with pytest.raises(ValueError, match="is not the model's dtype, float16"):
+            vllm(half, kv_dtype="bfloat16")
+
+    def test_fp8_with_linear_biases(self) -> None:
+        bloom = {"model_type": "bloom", "n_layer": 3, "n_embed": 384, "n_head": 6, "seq_length": 1000}
+        # Six heads of 64 numbers, keys and values.
+        assert vllm(bloom).bytes_per_block == 3 * 16 * 2 * 6 * 64 * 2
+        with pytest.raises(ValueError, match=r"kv_dtype \('fp8'\) is not taken by attention with ALiBi"):
+            vllm(bloom, kv_dtype="fp8")
+
+    def test_falcons_cache_stays_in_the_models_dtype(self) -> None:
+        falcon = {"model_type": "falcon", "num_hidden_layers": 3, "hidden_size": 384, "num_attention_heads": 6}
+        cache = vllm(falcon, kv_dtype="fp8")
+        # One head of 64 numbers, keys and values.
+        assert (cache.kv_dtype, cache.bytes_per_block) == ("auto", 3 * 16 * 2 * 64 * 2)
+
     def test_a_request_of_no_tokens(self) -> None:
         with pytest.raises(ValueError, match=r"tokens \(0\) must be an integer of at least 1"):
             vllm(FULL).planned_bytes(0)
+
+    @pytest.mark.parametrize(
+        ("config", "arguments", "message"),
+        [
+            ({"model_type": "dory"}, {"tp": 2}, r"tp must be 1, for vLLM does not split this model \(tp = 2\)"),
+            ({**STRIDES, "head_dim": 256}, {}, r"head_dim must be 512, .* \(head_dim = 256\)"),
+        ],
+    )
+    def test_what_a_model_type_requires(self, config: dict[str, Any], arguments: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            vllm(config, **arguments)
 
     def test_qwens_that_slide_on_some_layers(self) -> None:
         config = {
