@@ -28,7 +28,7 @@ from .peers import INSTALL, transformers_installed
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-LARGEST_ON_CPU = 16 * 1024**3
+LARGEST_ON_CPU = 4 * 1024**3
 """Bytes of a shrunk model; a larger one would take minutes, or all of a machine's memory."""
 NAMES = ("cache", "past_key_values", "cache_params", "mems", "state")
 """What models call the cache that they return and take."""
@@ -47,7 +47,7 @@ WIDTHS = (
     "share_expert_dim",
     "shared_expert_intermediate_size",
 )
-EXPERTS = ("moe_num_experts", "n_routed_experts", "num_experts", "num_local_experts")
+EXPERTS = ("moe_num_experts", "n_routed_experts", "num_experts", "num_local_experts", "zero_expert_num")
 CHOSEN = ("moe_top_k", "moe_topk", "num_experts_per_tok", "num_experts_per_token", "moe_k")
 LEAST = 8
 
@@ -88,7 +88,7 @@ def measured_bytes(config: Source, *, batch: int, context: int, dtype: str = "bf
 
 def _on_cpu(given: dict[str, Any], batch: int, context: int, dtype: str, reason: Exception) -> int:
     """The bytes of the shrunk model; `reason` is why it did not run on the meta device."""
-    small = _shrunk(given)
+    small = _shrunk(_config(given).to_dict())
     size = _numbers(_built(small, "meta", dtype)) * torch_dtype(dtype).itemsize
     if size > LARGEST_ON_CPU:
         raise ValueError(
@@ -106,11 +106,10 @@ def _on_cpu(given: dict[str, Any], batch: int, context: int, dtype: str, reason:
 
 def _built(given: Mapping[str, Any], device: str, dtype: str) -> PreTrainedModel:
     """The decoder of the config, with a head where transformers has a class for both."""
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.for_model(**given)
-        for decoder in _decoders(config):
+        for decoder in _decoders(_config(given)):
             for maker in (AutoModelForCausalLM, AutoModel):
                 if type(decoder) in maker._model_mapping:
                     with torch.device(device):
@@ -119,8 +118,23 @@ def _built(given: Mapping[str, Any], device: str, dtype: str) -> PreTrainedModel
                     model: PreTrainedModel = made.eval()
                     return model
     except Exception as error:
+        if str(error) == _unknown(given):
+            raise
         raise ValueError(f"transformers cannot build {given.get('model_type')!r}: {_line(error)}") from None
-    raise ValueError(f"transformers has no decoder of model_type {given.get('model_type')!r} to measure")
+    raise ValueError(_unknown(given))
+
+
+def _config(given: Mapping[str, Any]) -> PretrainedConfig:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if given.get("model_type") not in CONFIG_MAPPING:
+        raise ValueError(_unknown(given))
+    made: PretrainedConfig = AutoConfig.for_model(**given)
+    return made
+
+
+def _unknown(given: Mapping[str, Any]) -> str:
+    return f"transformers has no decoder of model_type {given.get('model_type')!r}, so there is nothing to measure"
 
 
 def _decoders(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
