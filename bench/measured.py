@@ -193,13 +193,13 @@ def _kept_in_modules(model: PreTrainedModel) -> Iterator[Any]:
 
 
 def _distinct(found: Any) -> list[Tensor]:
-    """Every tensor that is held, views of the same numbers once, without counters of tokens."""
-    tensors: dict[tuple[Any, ...], Tensor] = {}
+    """Every tensor that is held, one that is key and value once, without counters of tokens."""
+    tensors: dict[int, Tensor] = {}
     seen: set[int] = set()
 
     def visit(value: Any) -> None:
         if isinstance(value, Tensor):
-            tensors.setdefault((value.untyped_storage()._cdata, value.storage_offset(), value.shape), value)
+            tensors[id(value)] = value
         elif id(value) in seen:
             return
         elif isinstance(value, Mapping):

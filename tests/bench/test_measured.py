@@ -91,7 +91,9 @@ def test_a_preset_is_measured_at_its_full_size_on_the_meta_device() -> None:
     assert found.parameters == parameters("llama-3.1-8b") == 8_030_261_248
 
 
-def test_what_runs_on_the_cpu_is_shrunk_but_counted_whole() -> None:
+def test_what_runs_on_the_cpu_is_shrunk_but_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whole it would take 64 MB.
+    monkeypatch.setattr(measured, "LARGEST_ON_CPU", 1_000_000)
     small = ROWS["dbrx"]
     ffn = {**small["config"]["ffn_config"], "ffn_hidden_size": 4096}
     config = {**small["config"], "vocab_size": 50_000, "ffn_config": ffn}
