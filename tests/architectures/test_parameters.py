@@ -147,7 +147,11 @@ OWN: dict[str, list[dict[str, Any]]] = {
         EXPERTS
         | {"share_expert_dim": 22, "num_sliding_attention_heads": 6, "sliding_window": 8}
         | {"layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"]}
-        | {"mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse"]}
+        | experts
+        for experts in (
+            {"mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse"]},
+            {"moe_layers_enum": "1, 4"},
+        )
     ],
     "youtu": [LATENT],
 }
@@ -341,10 +345,6 @@ def test_what_is_not_described_is_refused_with_the_remedy() -> None:
         ValueError, match=r"^preset kimi-k3: .*what else Kimi K3 adds.*text_config.routed_expert_hidden"
     ):
         parameters("kimi-k3")
-    with pytest.raises(
-        ValueError, match=r"moe_layers_enum is an older spelling that is not read: give mlp_layer_types"
-    ):
-        parameters({"model_type": "step3p5", "moe_layers_enum": "3,4"})
 
 
 def test_presets_that_are_not_counted_are_known() -> None:
