@@ -150,7 +150,7 @@ OWN: dict[str, list[dict[str, Any]]] = {
         | experts
         for experts in (
             {"mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse"]},
-            {"moe_layers_enum": "1, 4"},
+            {"moe_layers_enum": "0, 4"},
         )
     ],
     "youtu": [LATENT],
