@@ -202,6 +202,8 @@ TIED_AROUND = frozenset(
 NUM_EXPERTS = {"num_local_experts": "num_experts", "n_routed_experts": "num_experts"}
 LISTED = "(mlp_layer_types[i] != 'dense' if mlp_layer_types is not None else i >= first_k_dense_replace)"
 """Whether layer `i` has experts, by the list that newer files have or the count of dense layers that older ones do."""
+STEP_LISTED = f"({LISTED} if moe_layers_enum is None else '%d' % i in moe_layers_enum.replace(' ', '').split(','))"
+"""The same for Step, whose older files number the layers with experts: `3,4,5`."""
 STEPPED = "num_experts > 0 and i not in (mlp_only_layers or []) and (i + 1) % decoder_sparse_step == 0"
 
 

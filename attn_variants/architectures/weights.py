@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from .families.latent import FULL_INDEXER
 from .families.shared import GEMMA4_DIM, GEMMA4_HEADS
-from .family import FALSE, LIST, SPLIT, TRUE, Default, Free
+from .family import FALSE, LIST, NAME, SPLIT, TRUE, Default, Free
 from .weight_parts import (
     ACROSS_HEADS,
     BEFORE_SHARED,
@@ -38,6 +38,7 @@ from .weight_parts import (
     SCORED,
     SHARED_WIDTH,
     STEP_HEADS,
+    STEP_LISTED,
     STEPPED,
     TIED_BY_DEFAULT,
     TWO_LAYER_NORMS,
@@ -467,19 +468,17 @@ WEIGHTS: Mapping[str, Weights] = {
             **sized(128815, 11264),
             **expert_sizes(1280, 288, dense=3),
             "share_expert_dim": 1280,
-            "moe_layers_enum": Free((str, list)),
+            "moe_layers_enum": NAME,
             **NEVER_TIED,
         },
         mixer=attention("attention_bias", heads=STEP_HEADS) + PER_HEAD + f" + hidden_size * ({STEP_HEADS})",
-        mlp=mixed(LISTED, experts(shared="share_expert_dim", router=SCORED, bias="mlp_bias"), gated(bias="mlp_bias")),
+        mlp=mixed(
+            STEP_LISTED, experts(shared="share_expert_dim", router=SCORED, bias="mlp_bias"), gated(bias="mlp_bias")
+        ),
         aliases={
             "n_routed_experts": "num_experts",
             "moe_num_experts": "num_experts",
             "share_expert_dims": "share_expert_dim",
-        },
-        requires={
-            "moe_layers_enum is None or mlp_layer_types is not None": "moe_layers_enum is an older spelling that is "
-            "not read: give mlp_layer_types, a list of 'dense' and 'sparse'"
         },
     ),
     "youtu": deepseek({**sized(128256, 6144, **latent_heads(rank=RANK)), **TIED_BY_DEFAULT}, mlp=gated()),
