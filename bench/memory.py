@@ -72,6 +72,9 @@ COLUMNS = (
     Column("windowed_layers", "windowed layers"),
     Column("ratio_to_mha", "of MHA", "{:.2%}".format),
     Column("ratio_to_first", "of the first", "{:.2%}".format),
+    Column("bytes_transformers", "transformers", size),
+    Column("bytes_measured", "measured", size),
+    Column("measured_on", "on", right=False),
     Column("weights", "weights/rank", size),
     Column("max_batch", "most sequences", lambda most: "any" if most == "any" else exact(most)),
     Column("max_context", "longest context", lambda most: "any" if most == "any" else exact(most)),
@@ -96,17 +99,19 @@ def memory_report(
     shapes: bool = False,
     explain: bool = False,
     compared: bool = False,
+    measure: bool = False,
     device: str | None = None,
 ) -> Report:
     """One row per subject; `device` not None also makes the store there and reads its storages.
 
-    compared: each subject's bytes are given over the first one's. Raises ValueError, naming the subject, for what the
+    compared: each subject's bytes are given over the first one's. measure: transformers' own model of each is run and
+    its cache read off, which has to be what policy `transformers` says. Raises ValueError, naming the subject, for what the
     question's options refuse.
     """
     rows = []
     for subject in subjects:
         try:
-            rows.append(_row(subject, question, shapes=shapes, explain=explain, device=device))
+            rows.append(_row(subject, question, shapes=shapes, explain=explain, measure=measure, device=device))
         except ValueError as error:
             raise ValueError(f"{subject.name}: {error}") from None
         if compared:
@@ -116,6 +121,11 @@ def memory_report(
         f"{row['subject']}: allocated {row['bytes_allocated']} bytes, the formula says {row['bytes_formula']}"
         for row in rows
         if row["bytes_allocated"] not in (None, row["bytes_formula"])
+    ]
+    report.failures += [
+        f"{row['subject']}: transformers holds {row['bytes_measured']} bytes, its policy says {row['bytes_transformers']}"
+        for row in rows
+        if measure and row["bytes_measured"] != row["bytes_transformers"]
     ]
     return report
 
@@ -165,7 +175,9 @@ def described(entries: list[Row]) -> str:
     )
 
 
-def _row(subject: Subject, question: Question, *, shapes: bool, explain: bool, device: str | None) -> Row:
+def _row(
+    subject: Subject, question: Question, *, shapes: bool, explain: bool, measure: bool, device: str | None
+) -> Row:
     cache, sizes = subject.cache, {"batch": question.batch, "context": question.context}
     shared: dict[str, Any] = {"kv_dtype": question.kv_dtype, **question.split}
     reserved, why = _reserved(subject, question)
@@ -199,8 +211,10 @@ def _row(subject: Subject, question: Question, *, shapes: bool, explain: bool, d
     }
     if subject.mha is not None and reserved is not None:
         row["ratio_to_mha"] = reserved / subject.mha.bytes(**sizes, **shared, policy="allocated")
+    if measure:
+        row |= _measured(subject, question)
     if question.budget is not None:
-        row |= _fitting(subject, question, asked)
+        row |= _fitting(subject, question, asked, row.get("parameters"))
     if explain:
         priced = cache.pricing(**shared, policy=policy, store=question.store)
         row["explanation"] = explained(priced, **sizes)
@@ -229,14 +243,42 @@ def _reserved(subject: Subject, question: Question) -> tuple[int | None, str | N
         return None, str(error)
 
 
-def _fitting(subject: Subject, question: Question, asked: dict[str, Any]) -> Row:
+def _measured(subject: Subject, question: Question) -> Row:
+    """What transformers' own model holds, and what its policy says of it."""
+    if not subject.cache.config:
+        raise ValueError("--measure runs published models; give --model")
+    from .measured import measured_bytes
+
+    dtype = subject.cache.dtype if question.kv_dtype == "auto" else question.kv_dtype
+    sizes = {"batch": question.batch, "context": question.context}
+    held = subject.cache.bytes(**sizes, kv_dtype=dtype, policy="transformers")
+    found = measured_bytes(subject.cache.config, **sizes, dtype=dtype)
+    return {
+        "bytes_transformers": held,
+        "bytes_measured": found.bytes,
+        "measured_on": found.how,
+        "parameters": found.parameters,
+    }
+
+
+def _weights(subject: Subject, question: Question, measured: int | None) -> int:
+    """Bytes of the whole model's weights: as given, counted, or, where no count is described, as measured."""
+    if isinstance(question.weights, int):
+        return question.weights
+    try:
+        return subject.cache.weights()
+    except ValueError:
+        if measured is None:
+            raise
+    return measured * dtype_bytes(subject.cache.dtype)
+
+
+def _fitting(subject: Subject, question: Question, asked: dict[str, Any], measured: int | None) -> Row:
     """What fits into the budget beside the weights, a rank of tensor and pipeline parallelism holding its share."""
     assert question.budget is not None
     weights = None
     if question.weights is not None:
-        whole = subject.cache.weights() if question.weights == "auto" else question.weights
-        assert isinstance(whole, int)
-        weights = -(-whole // (question.tp * question.pp))
+        weights = -(-_weights(subject, question, measured) // (question.tp * question.pp))
     left = question.budget - (weights or 0)
     if left < 0:
         raise ValueError(f"--budget ({question.budget} bytes) does not hold the weights of a rank ({weights} bytes)")

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from attn_variants.bench import measured as measured_module
 from attn_variants.bench import memory as module
 from attn_variants.bench.cli import main
 
@@ -187,3 +189,19 @@ def test_every_preset_is_listed_with_its_source(capsys):
     assert len(found) >= 60
     assert found["llama-3.1-8b"]["bytes_per_token"] == 131_072
     assert all(row["source"] for row in found.values())
+
+
+def test_transformers_own_model_is_run_and_has_to_hold_what_its_policy_says(capsys, monkeypatch):
+    pytest.importorskip("transformers")
+    asked = ["--model", "smollm2-135m", "--context", "20", "--measure"]
+    (row,) = rows(capsys, asked)
+    assert row["bytes_measured"] == row["bytes_transformers"] == 30 * 2 * 3 * 64 * 2 * 20
+    assert (row["measured_on"], row["parameters"]) == ("meta", 134_515_008)
+    measured = measured_module.measured_bytes
+    monkeypatch.setattr(
+        measured_module, "measured_bytes", lambda *given, **more: replace(measured(*given, **more), bytes=7)
+    )
+    assert main(["memory", *asked]) == 1
+    assert "failed: smollm2-135m: transformers holds 7 bytes, its policy says 460800" in capsys.readouterr().err
+    assert main(["memory", "--variant", "gqa", "--measure"]) == 2
+    assert "--measure runs published models; give --model" in capsys.readouterr().err
