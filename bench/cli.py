@@ -90,7 +90,7 @@ def memory(
     explain: Annotated[bool, typer.Option("--explain", help="Show the arithmetic.")] = False,
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="Run transformers' own model, without its weights, and read its cache off."),
+        typer.Option("--measure", help="Run transformers' own model, weightless, and read its cache off."),
     ] = False,
 ) -> None:
     """Cache sizes of variants or published models: by formula, and as really allocated."""
@@ -108,9 +108,8 @@ def memory(
         subjects = [variant_subject(name, geometry) for name in variants_named(variant)]
     # Sizes by formula need no torch, and so no device, unless one is asked for by name.
     device = resolved_device(common) if allocate or common.device == "cuda" else "cpu"
-    report = memory_report(
-        subjects, asked, shapes=shapes, explain=explain, measure=measure, device=device if allocate else None
-    )
+    made_on = device if allocate else None
+    report = memory_report(subjects, asked, shapes=shapes, explain=explain, measure=measure, device=made_on)
     finish(ctx, report, common, device)
 
 

@@ -105,8 +105,8 @@ def memory_report(
     """One row per subject; `device` not None also makes the store there and reads its storages.
 
     compared: each subject's bytes are given over the first one's. measure: transformers' own model of each is run and
-    its cache read off, which has to be what policy `transformers` says. Raises ValueError, naming the subject, for what the
-    question's options refuse.
+    its cache read off, which has to be what policy `transformers` says. Raises ValueError, naming the subject, for what
+    the question's options refuse.
     """
     rows = []
     for subject in subjects:
@@ -123,7 +123,8 @@ def memory_report(
         if row["bytes_allocated"] not in (None, row["bytes_formula"])
     ]
     report.failures += [
-        f"{row['subject']}: transformers holds {row['bytes_measured']} bytes, its policy says {row['bytes_transformers']}"
+        f"{row['subject']}: transformers holds {row['bytes_measured']} bytes, "
+        f"its policy says {row['bytes_transformers']}"
         for row in rows
         if measure and row["bytes_measured"] != row["bytes_transformers"]
     ]
@@ -281,7 +282,9 @@ def _fitting(subject: Subject, question: Question, asked: dict[str, Any], measur
         weights = -(-_weights(subject, question, measured) // (question.tp * question.pp))
     left = question.budget - (weights or 0)
     if left < 0:
-        raise ValueError(f"--budget ({question.budget} bytes) does not hold the weights of a rank ({weights} bytes)")
+        raise ValueError(
+            f"--budget ({size(question.budget)}) does not hold the weights of a rank ({size(weights or 0)})"
+        )
     cache = subject.cache
     most = {context: cache.max_batch(budget=left, context=context, **asked) for context in CONTEXTS}
     return {

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -197,10 +196,8 @@ def test_transformers_own_model_is_run_and_has_to_hold_what_its_policy_says(caps
     (row,) = rows(capsys, asked)
     assert row["bytes_measured"] == row["bytes_transformers"] == 30 * 2 * 3 * 64 * 2 * 20
     assert (row["measured_on"], row["parameters"]) == ("meta", 134_515_008)
-    measured = measured_module.measured_bytes
-    monkeypatch.setattr(
-        measured_module, "measured_bytes", lambda *given, **more: replace(measured(*given, **more), bytes=7)
-    )
+    found = measured_module.Measured(7, "meta", None)
+    monkeypatch.setattr(measured_module, "measured_bytes", lambda *given, **more: found)
     assert main(["memory", *asked]) == 1
     assert "failed: smollm2-135m: transformers holds 7 bytes, its policy says 460800" in capsys.readouterr().err
     assert main(["memory", "--variant", "gqa", "--measure"]) == 2
