@@ -121,10 +121,10 @@ def _plans(numbers: int) -> list[str]:
 
 def _answer(numbers: int) -> Iterator[str]:
     found = {plan.says: fitting(plan, numbers)["sequences"] for plan in PLANS}
-    fails = [says for says, count in found.items() if not count]
-    fits = [f"{says} ({count:,})" for says, count in found.items() if count]
-    yield f"**The answer.** It does not fit with {', nor with '.join(fails)}. It does, with that many sequences, with"
-    yield f"{'; '.join(fits)}."
+    yield f"**The answer**, on {RANKS} GPUs of {size(SMALL)} unless said otherwise:"
+    yield ""
+    yield f"- No: {'; '.join(says for says, count in found.items() if not count)}."
+    yield f"- Yes: {'; '.join(f'{says} ({exact(count)} at once)' for says, count in found.items() if count)}."
     yield ""
     yield (
         "Splitting heads does nothing for latents; splitting tokens (`--cp`) or sequences (`--dp`) does. A rank's "
