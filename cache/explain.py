@@ -55,7 +55,9 @@ def _entries(priced: Pricing, layers: Layers, context: int) -> Iterator[str]:
     limit = layers.spec.window or layers.spec.chunk
     for entry, count in priced.kept(layers.spec, context):
         heads, tokens = priced.split.entry_heads(entry), priced.split.tokens(count)
-        why = f" (window {limit:,})" if limit is not None and count < context else ""
+        # What is pooled in strides is no part of the window.
+        bounded = limit is not None and count < context and entry in layers.spec.entries
+        why = f" ({'window' if layers.spec.window else 'chunk'} {limit:,})" if bounded else ""
         plain = min(tokens, priced.form.residual) if entry.dtype is None else 0
         if tokens > plain:
             yield f"{entry.name} {heads} x {_row(priced.form, entry)} x {tokens - plain:,} tokens{why}"

@@ -174,8 +174,7 @@ def _stages(found: Architecture, split: Split) -> tuple[tuple[Layers, ...], ...]
 
 
 def _grouped(found: Architecture, part: slice) -> tuple[Layers, ...]:
-    counts: dict[tuple[int, str], list[CacheSpec]] = {}
+    counts: dict[tuple[CacheSpec, str], list[CacheSpec]] = {}
     for spec, kind in zip(found.layers[part], found.kinds[part], strict=True):
-        # Layers of one kind share one declaration, unless they differ.
-        counts.setdefault((id(spec), kind), []).append(spec)
+        counts.setdefault((spec, kind), []).append(spec)
     return tuple(Layers(specs[0], kind, len(specs)) for (_, kind), specs in counts.items())

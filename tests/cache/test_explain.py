@@ -26,7 +26,7 @@ def value(line):
     count, terms = re.fullmatch(r".*?: (\d+) x \((.*)\) = [\d,]+", line).groups()
     total = 0
     for term in re.split(r" \+ ", terms):
-        term = re.sub(r" \(window [\d,]+\)", "", term).replace(",", "")
+        term = re.sub(r" \((window|chunk) [\d,]+\)", "", term).replace(",", "")
         if share := re.search(r"state [\d x]+ (\d+) of its \d+ numbers on a rank x (\d+) B", term):
             total += int(share[1]) * int(share[2])
             continue
@@ -53,6 +53,19 @@ def test_every_line_multiplies_out_and_the_lines_add_up(name, options):
             assert value(line) == result, line
     assert one == f"one sequence: {sum(given):,} bytes"
     assert f"= {priced.fullest(**SIZES):,} bytes" in total
+
+
+def test_layers_that_keep_the_same_are_one_line():
+    """GLM-5.2 keeps an indexer's keys in 21 of its 78 layers, wherever these lie."""
+    *groups, _, _ = explained(model_cache("glm-5.2").pricing(), **SIZES)
+    assert [line.partition(":")[0] for line in groups] == ["21 x indexed_attention", "57 x indexed_attention"]
+
+
+def test_a_chunk_is_called_one_and_what_is_pooled_belongs_to_no_window():
+    chunked, _ = explained(model_cache("llama-4-scout").pricing(), batch=1, context=9000)[:2]
+    assert "(chunk 8,192)" in chunked
+    _, pooled = explained(model_cache("deepseek-v4-flash").pricing(), batch=1, context=4096)[:2]
+    assert "kv 1 x 512 x 2 B x 128 tokens (window 128) + compressed 1 x 512 x 2 B x 1,024 tokens +" in pooled
 
 
 def test_blocks_of_vllm_by_hand():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from attn_variants.architectures import PRESETS
 from attn_variants.cache import ModelCache, model_cache
 
 DATA = json.loads(gzip.decompress((Path(__file__).parents[1] / "data" / "vllm_reserved_bytes.json.gz").read_bytes()))
@@ -35,6 +36,27 @@ def test_every_measured_figure(name: str) -> None:
         assert found.num_blocks(POOL) == row["num_blocks"], row["args"]
         assert found.cache_tokens(POOL) == row["cache_tokens"], row["args"]
         assert found.max_concurrency(POOL) == row["max_concurrency"], row["args"]
+
+
+def published(preset: str) -> str | None:
+    """The measured config.json of a preset, under the name its owner gives it."""
+    suffixes = ("", "-instruct", "-thinking", "-base", "-base-8k", "-bf16", "-v0.1", "-17b-16e-instruct")
+    names = [owner + preset + suffix for owner in ("", "nvidia-", "meta-") for suffix in suffixes]
+    return next((name for name in DATA["configs"] if name.partition("--")[2].lower() in names), None)
+
+
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS if published(preset)])
+def test_a_preset_leaves_nothing_out_that_vllm_goes_by(preset: str) -> None:
+    name = published(preset)
+    assert name is not None
+    for row in of_model("rows", name):
+        found = model_cache(preset).vllm(**row["args"])
+        assert [found.planned_bytes(tokens) for tokens in TOKENS] == row["planned"], row["args"]
+        assert [found.held_bytes(tokens) for tokens in TOKENS] == row["held"], row["args"]
+
+
+def test_most_measured_models_are_presets() -> None:
+    assert sum(published(preset) is not None for preset in PRESETS) >= len(DATA["configs"]) - 1
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(row["model"] for row in DATA["refusals"]))
