@@ -22,7 +22,8 @@ def explained(priced: Priced, batch: int, context: int) -> list[str]:
     total = priced.fullest(batch, context)
     lines.append(f"one sequence: {one:,} bytes")
     once = f" + {priced.once:,} kept once" if priced.once else ""
-    lines.append(f"{sequences:,} sequences x {one:,}{once} = {total:,} bytes ({total / 2**30:,.3f} GiB)")
+    count = f"{sequences:,} sequence{'s' if sequences != 1 else ''}"
+    lines.append(f"{count} x {one:,}{once} = {total:,} bytes ({total / 2**30:,.3f} GiB)")
     return lines
 
 

@@ -170,7 +170,7 @@ def test_a_budget_holds_what_fits_and_no_more(capsys):
 
 def test_the_arithmetic_is_shown_on_request(capsys):
     (row,) = rows(capsys, ["--model", "deepseek-v3", "--context", "131072", "--explain"])
-    assert row["explanation"][-1] == "1 sequences x 9,210,691,584 = 9,210,691,584 bytes (8.578 GiB)"
+    assert row["explanation"][-1] == "1 sequence x 9,210,691,584 = 9,210,691,584 bytes (8.578 GiB)"
     assert main(["memory", "--model", "deepseek-v3", "--explain"]) == 0
     assert "61 x (latent 1 x 512 x 2 B x 8,192 tokens" in capsys.readouterr().out
 
@@ -180,6 +180,8 @@ def test_subjects_are_compared_with_the_first(capsys):
     found = json.loads(capsys.readouterr().out)["rows"]
     assert [row["subject"] for row in found] == ["mha", "mla", "deepseek-v3"]
     assert [row["ratio_to_first"] for row in found] == [1, 576 / 8192, 61 * 576 / (32 * 8192)]
+    assert main(["compare", "mistral-7b-v0.1", "qwen3-next-80b-a3b", "--format", "json"]) == 0
+    assert {row["policy"] for row in json.loads(capsys.readouterr().out)["rows"]} == {"ideal"}
 
 
 def test_every_preset_is_listed_with_its_source(capsys):
