@@ -126,6 +126,7 @@ def test_passes_shorter_than_the_crossover_are_absorbed(monkeypatch):
 @pytest.mark.parametrize(("cached", "below"), [(0, 6), (14, 12)])
 def test_by_default_a_pass_is_absorbed_below_a_measured_number_of_tokens(cached, below, monkeypatch):
     """Half as many tokens as there are keys, less a constant: 6 of 6 in a prompt, 12 of 26 over 14 cached tokens."""
+    monkeypatch.setattr(mla, "MEASURED", 2)
     monkeypatch.setattr(mla, "crossover", lambda config, keys: 3 if keys <= 6 else (keys - 2) / 4)
     module, expansions = module_of(PLAIN), []
     expand = module.expand
