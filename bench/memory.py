@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_variants.architectures import PRESETS
+from attn_variants.architectures.strided import StridedSpec
 from attn_variants.cache import cache_shapes, model_cache
 from attn_variants.cache.explain import explained
-from attn_variants.contract import CacheSpec
+from attn_variants.contract import CacheSpec, Entry
 from attn_variants.dtypes import dtype_bytes
 
 from .case import Subject
@@ -171,6 +172,7 @@ def described(entries: list[Row]) -> str:
     counts = {entry["layers"] for entry in entries}
     return ", ".join(
         f"{entry['name']} {entry['heads']} x {entry['dim']}"
+        + (f" per {entry['per']} tokens" if "per" in entry else "")
         + (f" ({entry['layers']} layers)" if len(counts) > 1 else "")
         for entry in entries
     )
@@ -301,16 +303,23 @@ def _any(most: int | None) -> int | str:
 
 
 def _entries(layers: Sequence[CacheSpec], kv_dtype: str) -> list[Row]:
+    """What is kept per token, and how many layers keep it; what is pooled says of how many tokens, as `per`."""
     counts = Counter(
-        (entry.name, entry.heads, entry.dim, entry.dtype or kv_dtype)
+        (entry.name, entry.heads, entry.dim, entry.dtype or kv_dtype, per)
         for spec in layers
         if spec.shares is None
-        for entry in spec.entries
+        for entry, per in _kept(spec)
     )
     return [
-        {"name": name, "heads": heads, "dim": dim, "dtype": dtype, "layers": count}
-        for (name, heads, dim, dtype), count in counts.items()
+        {"name": name, "heads": heads, "dim": dim, "dtype": dtype, "layers": count} | ({"per": per} if per else {})
+        for (name, heads, dim, dtype, per), count in counts.items()
     ]
+
+
+def _kept(spec: CacheSpec) -> Iterator[tuple[Entry, int | None]]:
+    yield from ((entry, None) for entry in spec.entries)
+    if isinstance(spec, StridedSpec):
+        yield from ((entry, spec.stride) for entry in spec.pooled)
 
 
 def _tensors(layers: Sequence[CacheSpec], question: Question) -> list[Row]:

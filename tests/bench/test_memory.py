@@ -204,3 +204,12 @@ def test_transformers_own_model_is_run_and_has_to_hold_what_its_policy_says(caps
     assert "failed: smollm2-135m: transformers holds 7 bytes, its policy says 460800" in capsys.readouterr().err
     assert main(["memory", "--variant", "gqa", "--measure"]) == 2
     assert "--measure runs published models; give --model" in capsys.readouterr().err
+
+
+def test_what_is_pooled_says_of_how_many_tokens(capsys):
+    assert main(["memory", "--model", "deepseek-v4-flash"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "per 4 tokens" in shown
+    assert "per 128 tokens" in shown
+    (row,) = rows(capsys, ["--model", "deepseek-v4-flash"])
+    assert {entry.get("per") for entry in row["entries"]} == {None, 4, 128}
