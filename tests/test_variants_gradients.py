@@ -1,17 +1,12 @@
 """Gradients of every variant: right, through the pass itself, and never through a cache."""
 
-import pytest
 import torch
 import torch._dynamo.testing
 from torch import nn
 
 from attn_variants import VARIANTS
-from tests.tiny import GEOMETRY, TOLERANCE, decoder, error, kv_cache, sharpen
+from tests.tiny import GEOMETRY, LONG, TOLERANCE, decoder, error, kv_cache, sharpen, variants
 
-variants = pytest.mark.parametrize("variant", VARIANTS)
-static = pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
-
-LONG, SHORT = [3, 14, 15, 9, 26, 5, 35, 8, 47, 32], [27, 18, 28, 1, 41, 2, 12]
 FLOAT64 = TOLERANCE[torch.float64]
 
 

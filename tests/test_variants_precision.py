@@ -4,16 +4,11 @@ import pytest
 import torch
 import torch._dynamo.testing
 
-from attn_variants import VARIANTS
 from attn_variants.attend import BACKENDS, backend
 from attn_variants.cache import KVCache
 from tests import reference
-from tests.tiny import GEOMETRY, TOLERANCE, append, decoder, error, expected, kv_cache
+from tests.tiny import GEOMETRY, LONG, SHORT, TOLERANCE, append, decoder, error, expected, kv_cache, static, variants
 
-variants = pytest.mark.parametrize("variant", VARIANTS)
-static = pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
-
-LONG, SHORT = [3, 14, 15, 9, 26, 5, 35, 8, 47, 32], [27, 18, 28, 1, 41, 2, 12]
 FLOAT64 = TOLERANCE[torch.float64]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +26,12 @@ GEOMETRY = Geometry(
     intermediate_size=44,
     vocab_size=50,
 )
+LONG, SHORT = [3, 14, 15, 9, 26, 5, 35, 8, 47, 32], [27, 18, 28, 1, 41, 2, 12]
+"""Two sequences of ids of different length."""
+
+variants = pytest.mark.parametrize("variant", VARIANTS)
+static = pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
+
 # Largest difference over largest magnitude. In float64 the rotary angles are what is left: they are float32.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 
