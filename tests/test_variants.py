@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch._dynamo.testing
 
 from attn_variants import VARIANTS, rope
 from attn_variants.cache import assert_cache_shapes

@@ -1,7 +1,6 @@
 """Gradients of every variant: right, through the pass itself, and never through a cache."""
 
 import torch
-import torch._dynamo.testing
 from torch import nn
 
 from attn_variants import VARIANTS

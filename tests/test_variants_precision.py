@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch._dynamo.testing
 
 from attn_variants.attend import BACKENDS, backend
 from attn_variants.cache import KVCache
