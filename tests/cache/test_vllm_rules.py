@@ -7,64 +7,10 @@ from typing import Any
 
 import pytest
 
-from attn_variants.cache import model_cache
 from attn_variants.cache.vllm import VllmCache
 from attn_variants.cache.vllm.grouping import Group, grouped
 from attn_variants.cache.vllm.pages import Kind, Page
-
-FULL = {
-    "model_type": "llama",
-    "num_hidden_layers": 3,
-    "hidden_size": 384,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 1000,
-}
-TOKEN = 2 * 2 * 64 * 2
-"""Bytes of one token in one layer: keys and values of two heads of 64 numbers in bfloat16."""
-WINDOWS = {**FULL, "model_type": "mistral", "sliding_window": 40}
-MIXED = {
-    **FULL,
-    "model_type": "gemma2",
-    "num_hidden_layers": 6,
-    "sliding_window": 40,
-    "layer_types": ["sliding_attention"] * 4 + ["full_attention"] * 2,
-}
-CHUNKS = {
-    **FULL,
-    "model_type": "llama4_text",
-    "num_hidden_layers": 4,
-    "attention_chunk_size": 48,
-    "no_rope_layers": [1, 1, 1, 0],
-}
-LATENTS: dict[str, Any] = {
-    "model_type": "deepseek_v3",
-    "num_hidden_layers": 5,
-    "hidden_size": 256,
-    "num_attention_heads": 8,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-}
-INDEXED = {**LATENTS, "model_type": "deepseek_v32", "index_head_dim": 128}
-DELTA = {
-    "model_type": "qwen3_next",
-    "num_hidden_layers": 8,
-    "hidden_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "full_attention_interval": 4,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 64,
-    "linear_conv_kernel_dim": 4,
-}
-
-
-def vllm(config: dict[str, Any], **arguments: Any) -> VllmCache:
-    return model_cache(config).vllm(**arguments)
+from tests.cache.vllm_models import CHUNKS, DELTA, FULL, INDEXED, LATENTS, MIXED, STRIDES, TOKEN, WINDOWS, vllm
 
 
 class TestFullAttention:
@@ -325,18 +271,6 @@ def state_bytes(cache: VllmCache) -> int:
     return next(page.entry for group in cache.groups for page, _ in group.pages if page.kind is Kind.STATE)
 
 
-STRIDES: dict[str, Any] = {
-    "model_type": "deepseek_v4",
-    "num_hidden_layers": 3,
-    "hidden_size": 64,
-    "num_attention_heads": 8,
-    "head_dim": 512,
-    "sliding_window": 128,
-    "index_head_dim": 128,
-    "compress_ratios": [4, 4, 128],
-}
-
-
 class TestStrides:
     def test_caches_lie_side_by_side_in_blocks_of_256_tokens(self) -> None:
         pages = {(page.what, page.every): page for group in vllm(STRIDES).groups for page, _ in group.pages}
@@ -390,78 +324,6 @@ class TestLength:
         assert vllm(config).planned_bytes(1) == 24576
         with pytest.raises(ValueError, match="max_position_embeddings is missing: give it, or give max_model_len"):
             vllm(config).cache_tokens(10**9)
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ({"kv_dtype": "fp9"}, r"unknown kv_dtype 'fp9'; did you mean fp8"),
-            ({"kv_dtype": "nvfp4"}, r"kv_dtype \('nvfp4'\) runs on Blackwell only"),
-            ({"kv_dtype": "turboquant_k8v4"}, r"has a packed layout that is not counted here"),
-            ({"kv_dtype": "fp8_ds_mla"}, r"kv_dtype \('fp8_ds_mla'\) is taken by no attention backend"),
-            ({"kv_dtype": "float16"}, r"kv_dtype \('float16'\) is not the model's dtype, bfloat16, .*: give 'auto'"),
-            (
-                {"block_size": 24},
-                r"block_size \(24\) is taken by no attention backend .* give a multiple of 16, or None",
-            ),
-            ({"block_size": 0}, r"block_size \(0\) must be an integer of at least 1"),
-            ({"max_num_batched_tokens": -1}, r"max_num_batched_tokens \(-1\) must be an integer of at least 1"),
-        ],
-    )
-    def test_arguments(self, arguments: dict[str, Any], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            vllm(FULL, **arguments)
-
-    @pytest.mark.parametrize("model_type", ["bert", "xlnet", "rwkv", "inkling_text"])
-    def test_model_types_whose_rules_are_not_known(self, model_type: str) -> None:
-        with pytest.raises(ValueError, match=f"model_type '{model_type}' has no vllm figures: .*; use policy 'ideal'"):
-            vllm({"model_type": model_type})
-
-    def test_bfloat16_of_a_model_in_float16(self) -> None:
-        half = {**FULL, "torch_dtype": "float16"}
-        assert vllm(half, kv_dtype="float16").bytes_per_block == vllm(half).bytes_per_block == 24576
-        with pytest.raises(ValueError, match="is not the model's dtype, float16"):
-            vllm(half, kv_dtype="bfloat16")
-
-    def test_fp8_with_linear_biases(self) -> None:
-        bloom = {"model_type": "bloom", "n_layer": 3, "n_embed": 384, "n_head": 6, "seq_length": 1000}
-        # Six heads of 64 numbers, keys and values.
-        assert vllm(bloom).bytes_per_block == 3 * 16 * 2 * 6 * 64 * 2
-        with pytest.raises(ValueError, match=r"kv_dtype \('fp8'\) is not taken by attention with ALiBi"):
-            vllm(bloom, kv_dtype="fp8")
-
-    def test_falcons_cache_stays_in_the_models_dtype(self) -> None:
-        falcon = {"model_type": "falcon", "num_hidden_layers": 3, "hidden_size": 384, "num_attention_heads": 6}
-        cache = vllm(falcon, kv_dtype="fp8")
-        # One head of 64 numbers, keys and values.
-        assert (cache.kv_dtype, cache.bytes_per_block) == ("auto", 3 * 16 * 2 * 64 * 2)
-
-    def test_a_request_of_no_tokens(self) -> None:
-        with pytest.raises(ValueError, match=r"tokens \(0\) must be an integer of at least 1"):
-            vllm(FULL).planned_bytes(0)
-
-    @pytest.mark.parametrize(
-        ("config", "arguments", "message"),
-        [
-            ({"model_type": "dory"}, {"tp": 2}, r"tp must be 1, for vLLM does not split this model \(tp = 2\)"),
-            ({**STRIDES, "head_dim": 256}, {}, r"head_dim must be 512, .* \(head_dim = 256\)"),
-        ],
-    )
-    def test_what_a_model_type_requires(self, config: dict[str, Any], arguments: dict[str, Any], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            vllm(config, **arguments)
-
-    def test_qwens_that_slide_on_some_layers(self) -> None:
-        config = {
-            **FULL,
-            "model_type": "qwen2",
-            "use_sliding_window": True,
-            "sliding_window": 40,
-            "max_window_layers": 1,
-        }
-        with pytest.raises(ValueError, match="max_window_layers makes some layers slide"):
-            vllm(config)
 
 
 def test_sizing_imports_no_torch() -> None:
