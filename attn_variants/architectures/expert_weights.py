@@ -18,6 +18,7 @@ from .weight_parts import (
     LIGHTNING,
     LISTED,
     MAMBA2,
+    MINIMAX_M3,
     MLA,
     NEVER_TIED,
     NUM_EXPERTS,
@@ -228,6 +229,8 @@ EXPERT_WEIGHTS: Mapping[str, Weights] = {
         mlp=experts("intermediate_size", router=SCORED),
         aliases=NUM_EXPERTS,
     ),
+    "minimax_m3": MINIMAX_M3,
+    "minimax_m3_vl_text": MINIMAX_M3,
     "mixtral": Weights(
         {"vocab_size": 32000, "intermediate_size": 14336, "num_experts": 8},
         mixer=attention(),
