@@ -203,19 +203,36 @@ class Plan:
     kv_positions: (B, S) position in each slot that is read, -1 where it is empty.
     causal:  host fact: the triangle over this pass's own tokens and nothing else.
     mask:    (B, 1, T, S) true where visible; None when causal, or when every query sees every slot read.
-    limit:   host fact: slots read.
+    limit:   host fact: S, the slots read.
+    first:   host fact: the slot in memory that reading starts at, where slots are read in a row.
     start:   host fact: the slot of the first new token where every row writes T neighbouring slots from it, else None.
     blocks, offsets, source: (N,) the row and slot each token is written to, and which of the B * T tokens is written.
+    table:   the pages that hold the slots read, for memory in pages; else None.
     """
 
     kv_positions: Tensor
     causal: bool
     mask: Tensor | None
     limit: int
+    first: int = 0
     start: int | None = None
     blocks: Tensor | None = None
     offsets: Tensor | None = None
     source: Tensor | None = None
+    table: Table | None = None
+
+
+@dataclass(eq=False)
+class Table:
+    """Which pages a step reads, and in which order: page `pages[b, i]` holds the slots from i * size of row b.
+
+    pages: (B, n) int64; page 0 is nobody's and holds zeros.     size: tokens of a page.
+    runs:  host fact: for each row, neighbouring pages as (first page, pages), in the order of `pages`.
+    """
+
+    pages: Tensor
+    size: int
+    runs: tuple[tuple[tuple[int, int], ...], ...]
 
 
 @dataclass(eq=False)
@@ -228,6 +245,7 @@ class Step:
     fresh:     host fact: nothing cached before, real tokens 0..n-1 from the left, padding only at the right.
     padded:    host fact: some positions are padding; attention zeroes its output there.
     plans:     one `Plan` per kind of layer.          tables: the rotary cos and sin per `RopeConfig`.
+    views:     what the layers' `append` returned so far, by layer, for layers that share; they die with the step.
     owner:     the memory whose rows the step stands on; None where there is none.
     """
 
@@ -238,6 +256,7 @@ class Step:
     padded: bool = False
     plans: dict[Any, Plan] = field(default_factory=dict)
     tables: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    views: dict[int, View] = field(default_factory=dict)
     owner: object = None
 
 
@@ -264,4 +283,19 @@ class LayerCache(Protocol):
 
     def append(self, step: Step, **entries: Tensor) -> View:
         """Write this step's entries, (B, heads, T, dim) each, and return the view to attend over."""
+        ...
+
+    def view(self, step: Step) -> View:
+        """For a layer that shares: what the `append` of the layer it shares with returned in this step."""
+        ...
+
+    def states(self, step: Step) -> dict[str, Tensor]:
+        """Every state as it stands before this step, (B, *shape); zero for a row that holds nothing."""
+        ...
+
+    def keep(self, step: Step, **states: Tensor) -> None:
+        """Keep the states after each of the last n tokens of the step, (B, n, *shape), the newest last.
+
+        Columns count tokens, not real ones: after padding a state is what it was before it.
+        """
         ...

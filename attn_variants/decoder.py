@@ -15,7 +15,7 @@ from attn_variants.contract import CacheSpec, LayerCache, Step
 from attn_variants.linear import project
 from attn_variants.norm import RMSNorm
 from attn_variants.registry import variant_of
-from attn_variants.transient import Transient, fresh_step
+from attn_variants.transient import fresh_step, transients
 
 
 class SequenceCache(Protocol):
@@ -106,7 +106,7 @@ class Decoder(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self._transients = [Transient(spec) for spec in config.cache_specs]
+        self._transients = transients(config.cache_specs)
 
     @property
     def cache_specs(self) -> tuple[CacheSpec, ...]:

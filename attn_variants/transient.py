@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attn_variants.contract import CacheSpec, LayerCache, Plan, Step, View
+from attn_variants.dtypes import torch_dtype
 
 
 def visible(
@@ -47,15 +48,32 @@ def step_mask(step: Step, kv_positions: Tensor, spec: CacheSpec) -> Tensor:
 class Placement:
     """Host facts about where a pass's tokens stand: the same for a cache and for a pass without one.
 
-    positions: (B, T) as in `Step`.     counts: real tokens per row.     padded: some tokens are padding.
-    left: real tokens come first in every row.     first: (row, column) of the first real token.
+    positions: (B, T) as in `Step`.     starts, counts: tokens held before and real tokens of the pass, per row.
+    padded: some tokens are padding.    left: real tokens come first in every row.
+    last: (row, column) of a row's last real token, whichever row has one.
     """
 
     positions: Tensor
+    starts: tuple[int, ...]
     counts: tuple[int, ...]
     padded: bool
     left: bool
-    first: tuple[int, int]
+    last: tuple[int, int]
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens held after the pass, per row."""
+        return tuple(start + count for start, count in zip(self.starts, self.counts, strict=True))
+
+    @property
+    def cold(self) -> bool:
+        """Whether no row holds anything before the pass."""
+        return not any(self.starts)
+
+    @property
+    def even(self) -> bool:
+        """Whether all rows stand alike: as many tokens before, and no padding."""
+        return len(set(self.starts)) == 1 and not self.padded
 
 
 def place(
@@ -91,8 +109,8 @@ def place(
     positions = torch.tensor(starts, device=device)[:, None] + columns
     if padded:
         positions = positions.masked_fill(columns >= torch.tensor(counts, device=device)[:, None], -1)
-    first = (next(row for row, count in enumerate(counts) if count), 0)
-    return Placement(positions, counts, padded, True, first)
+    last = next((row, count - 1) for row, count in enumerate(counts) if count)
+    return Placement(positions, tuple(starts), counts, padded, True, last)
 
 
 def _place_masked(starts: Sequence[int], tokens: int, mask: Tensor, device: torch.device | str | None) -> Placement:
@@ -103,13 +121,14 @@ def _place_masked(starts: Sequence[int], tokens: int, mask: Tensor, device: torc
         raise ValueError(f"a step needs at least one real token, got a mask of {tuple(mask.shape)} without any")
     counts = tuple(real.sum(1).tolist())
     positions = torch.tensor(starts)[:, None] + real.cumsum(1) - 1
-    row, column = real.nonzero()[0].tolist()
+    row = next(row for row, count in enumerate(counts) if count)
     return Placement(
         positions=positions.masked_fill(~real, -1).to(device),
+        starts=tuple(starts),
         counts=counts,
         padded=not bool(real.all()),
         left=bool((real[:, 1:] <= real[:, :-1]).all()),
-        first=(row, column),
+        last=(row, int(real[row].nonzero()[-1])),
     )
 
 
@@ -182,14 +201,89 @@ def _own_plan(spec: CacheSpec, step: Step) -> Plan:
 
 
 class Transient:
-    """The cache of a pass without one: keeps this pass's tensors and nothing after it. Implements `LayerCache`."""
+    """The cache of a pass without one: keeps this pass's tensors and nothing after it. Implements `LayerCache`.
 
-    def __init__(self, spec: CacheSpec) -> None:
+    layer: its index where other layers share what it appends, else None.
+    """
+
+    def __init__(self, spec: CacheSpec, layer: int | None = None) -> None:
         self.spec = spec
+        self._layer = layer
 
     def append(self, step: Step, **entries: Tensor) -> View:
         """A view over the entries themselves."""
-        return own_view(self.spec, step, entries)
+        view = own_view(self.spec, step, entries)
+        if self._layer is not None:
+            step.views[self._layer] = view
+        return view
+
+    def view(self, step: Step) -> View:
+        """Refused: this layer has entries of its own."""
+        raise ValueError("this layer has entries of its own to append; only one whose spec `shares` reads another's")
+
+    def states(self, step: Step) -> dict[str, Tensor]:
+        """Zeros, in float32 where the state names no dtype: nothing came before."""
+        batch, device = step.positions.shape[0], step.positions.device
+        return {
+            state.name: torch.zeros((batch, *state.shape), dtype=torch_dtype(state.dtype or "float32"), device=device)
+            for state in self.spec.states
+        }
+
+    def keep(self, step: Step, **states: Tensor) -> None:
+        """Nothing is kept after the pass."""
+
+
+class Shared:
+    """The cache of a layer that owns none and reads that of another. Implements `LayerCache`."""
+
+    def __init__(self, spec: CacheSpec) -> None:
+        assert spec.shares is not None
+        self.spec = spec
+        self._owner = spec.shares
+
+    def append(self, step: Step, **entries: Tensor) -> View:
+        """Refused: there is no memory of its own."""
+        raise ValueError(f"this layer shares the cache of layer {self._owner} and has nothing to append")
+
+    def view(self, step: Step) -> View:
+        """What the owner's `append` returned in this step."""
+        if self._owner not in step.views:
+            raise ValueError(f"layer {self._owner}, whose cache this layer shares, has appended nothing in this step")
+        return step.views[self._owner]
+
+    def states(self, step: Step) -> dict[str, Tensor]:
+        """None: states are not shared."""
+        return {}
+
+    def keep(self, step: Step, **states: Tensor) -> None:
+        """Refused: there is no memory of its own."""
+        raise ValueError(f"this layer shares the cache of layer {self._owner} and has no state to keep")
+
+
+def owners(specs: Sequence[CacheSpec]) -> set[int]:
+    """The layers whose caches other layers share. Raises ValueError for a layer that shares what it cannot read."""
+    for layer, spec in enumerate(specs):
+        if spec.shares is None:
+            continue
+        if not 0 <= spec.shares < layer:
+            raise ValueError(f"layer {layer} shares the cache of layer {spec.shares}; it must be an earlier one")
+        owner = specs[spec.shares]
+        if not owner.records:
+            raise ValueError(f"layer {layer} shares the cache of layer {spec.shares}, which has none of its own")
+        if (spec.window, spec.chunk, spec.sinks) != (owner.window, owner.chunk, owner.sinks):
+            raise ValueError(
+                f"layer {layer} shares the cache of layer {spec.shares}; both need the same window, chunk and sinks"
+            )
+    return {spec.shares for spec in specs if spec.shares is not None}
+
+
+def transients(specs: Sequence[CacheSpec]) -> list[LayerCache]:
+    """The caches of a whole decoder's pass without one."""
+    shared = owners(specs)
+    return [
+        Transient(spec, layer if layer in shared else None) if spec.shares is None else Shared(spec)
+        for layer, spec in enumerate(specs)
+    ]
 
 
 def standing(x: Tensor, step: Step | None, cache: LayerCache | None, spec: CacheSpec) -> tuple[Step, LayerCache]:

@@ -86,17 +86,17 @@ def _sees_all(spec: CacheSpec, length: int) -> bool:
 
 
 def _scatter(step: Step, placement: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Row, slot and token of every write; padding repeats the first real token's, so that shapes stay fixed."""
+    """Row, slot and token of every write; padding repeats a real token's, so that shapes stay fixed."""
     import torch
 
     batch, tokens = step.positions.shape
     device = step.positions.device
     positions = step.positions.flatten()
     rows = torch.arange(batch, device=device) if step.rows is None else step.rows
-    first = placement.first[0] * tokens + placement.first[1]
+    row, column = placement.last
     source = torch.arange(batch * tokens, device=device)
     if placement.padded:
-        source = torch.where(positions >= 0, source, first)
+        source = torch.where(positions >= 0, source, row * tokens + column)
     return rows.repeat_interleave(tokens)[source], positions[source], source
 
 

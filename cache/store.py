@@ -54,6 +54,18 @@ class Store:
             self._write(plan, record, entries)
         return own_view(self.spec, step, entries) if step.fresh else self._view(step, plan)
 
+    def view(self, step: Step) -> View:
+        """Refused: this layer has entries of its own."""
+        raise ValueError("this layer has entries of its own to append; only one whose spec `shares` reads another's")
+
+    def states(self, step: Step) -> dict[str, Tensor]:
+        """None: no store holds states."""
+        return {}
+
+    def keep(self, step: Step, **states: Tensor) -> None:
+        """Refused: no store holds states."""
+        raise ValueError("no store holds states")
+
     def _write(self, plan: Plan, record: Record, entries: dict[str, Tensor]) -> None:
         rows = [entries[entry.name] for entry in record.entries]
         row = rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "registry": {"contract", "config", "names"},
     "architectures": {"contract", "config", "names"},
     "dtypes": {"names"},
-    "transient": {"contract"},
+    "transient": {"contract", "dtypes"},
     "": FOUNDATION,
     "cache": FOUNDATION,
     "generation": FOUNDATION | {"", "cache"},

@@ -15,26 +15,26 @@ def test_every_row_counts_on_from_its_own_length():
     placement = place([0, 4, 7], 2)
     assert placement.positions.tolist() == [[0, 1], [4, 5], [7, 8]]
     assert placement.positions.dtype == torch.int64
-    assert (placement.counts, placement.padded, placement.left, placement.first) == ((2, 2, 2), False, True, (0, 0))
+    assert (placement.counts, placement.padded, placement.left, placement.last) == ((2, 2, 2), False, True, (0, 1))
 
 
 def test_counts_pad_at_the_right():
     placement = place([5, 0, 2], 3, counts=[0, 3, 2])
     assert placement.positions.tolist() == [[-1, -1, -1], [0, 1, 2], [2, 3, -1]]
-    assert (placement.counts, placement.padded, placement.left, placement.first) == ((0, 3, 2), True, True, (1, 0))
+    assert (placement.counts, placement.padded, placement.left, placement.last) == ((0, 3, 2), True, True, (1, 2))
 
 
 def test_a_mask_pads_anywhere():
     placement = place([0, 5], 4, mask=torch.tensor([[0, 0, 1, 1], [1, 0, 1, 0]]))
     assert placement.positions.tolist() == [[-1, -1, 0, 1], [5, -1, 6, -1]]
-    assert (placement.counts, placement.padded, placement.left, placement.first) == ((2, 2), True, False, (0, 2))
+    assert (placement.counts, placement.padded, placement.left, placement.last) == ((2, 2), True, False, (0, 3))
 
 
 def test_a_mask_with_its_padding_at_the_right_is_known_to_be_left_aligned():
     mask = torch.tensor([[True, True, False], [False, False, False]])
     by_mask, by_counts = place([0, 1], 3, mask=mask), place([0, 1], 3, counts=[2, 0])
     assert torch.equal(by_mask.positions, by_counts.positions)
-    assert (by_mask.counts, by_mask.padded, by_mask.left, by_mask.first) == ((2, 0), True, True, (0, 0))
+    assert (by_mask.counts, by_mask.padded, by_mask.left, by_mask.last) == ((2, 0), True, True, (0, 1))
     assert not place([0], 2, mask=torch.ones(1, 2)).padded
 
 
