@@ -200,7 +200,7 @@ class CacheSpec:
 class Plan:
     """One step as one kind of layer sees it; built once per step and kind, read by all its layers.
 
-    kv_positions: (B, S) position in each slot that is read, -1 where it is empty.
+    kv_positions: (B, S) position in each slot that is read, -1 where it is empty; may be None where mask is.
     causal:  host fact: the triangle over this pass's own tokens and nothing else.
     mask:    (B, 1, T, S) true where visible; None when causal, or when every query sees every slot read.
     limit:   host fact: S, the slots read.
@@ -210,7 +210,7 @@ class Plan:
     table:   the pages that hold the slots read, for memory in pages; else None.
     """
 
-    kv_positions: Tensor
+    kv_positions: Tensor | None
     causal: bool
     mask: Tensor | None
     limit: int
@@ -242,7 +242,8 @@ class Step:
     positions: (B, T) int64, absolute; rows may differ; -1 is padding.
     lengths:   (B,) tokens each row holds after this step.
     rows:      which rows of the cache these are; None is all of them, in order.
-    fresh:     host fact: nothing cached before, real tokens 0..n-1 from the left, padding only at the right.
+    cold:      host fact: no row holds anything before this step, so its own tensors are all there is to read.
+    fresh:     host fact: cold, and real tokens 0..n-1 from the left, padding only at the right.
     padded:    host fact: some positions are padding; attention zeroes its output there.
     plans:     one `Plan` per kind of layer.          tables: the rotary cos and sin per `RopeConfig`.
     views:     what the layers' `append` returned so far, by layer, for layers that share; they die with the step.
@@ -253,6 +254,7 @@ class Step:
     lengths: Tensor
     rows: Tensor | None = None
     fresh: bool = False
+    cold: bool = False
     padded: bool = False
     plans: dict[Any, Plan] = field(default_factory=dict)
     tables: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)

@@ -144,10 +144,10 @@ def fresh_step(
     if counts is None and mask is None and tokens > 0:
         # No host fact depends on the number of tokens, so that one compiled graph serves any.
         positions = torch.arange(tokens, device=device).expand(batch, tokens)
-        return Step(positions, torch.full((batch,), tokens, device=device), fresh=True)
+        return Step(positions, torch.full((batch,), tokens, device=device), fresh=True, cold=True)
     placement = place((0,) * batch, tokens, counts=counts, mask=mask, device=device)
     lengths = torch.tensor(placement.counts, device=device)
-    return Step(placement.positions, lengths, fresh=placement.left, padded=placement.padded)
+    return Step(placement.positions, lengths, fresh=placement.left, cold=True, padded=placement.padded)
 
 
 class DenseView:

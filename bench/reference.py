@@ -63,9 +63,10 @@ def textbook(request: Request) -> Tensor:
     group = request.q.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
     scores = torch.einsum("bhid,bhjd->bhij", request.q, key) * request.scale
+    weights = scores.exp()
     query_at, key_at = request.view.step.positions, request.view.plan.kv_positions
-    future = key_at[:, None, None, :] > query_at[:, None, :, None]
-    weights = scores.exp().masked_fill(future, 0)
+    if key_at is not None:
+        weights = weights.masked_fill(key_at[:, None, None, :] > query_at[:, None, :, None], 0)
     return torch.einsum("bhij,bhjd->bhid", weights / weights.sum(-1, keepdim=True), value)
 
 

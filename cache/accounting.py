@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_variants.architectures.strided import StridedSpec, kept_entries
-from attn_variants.contract import CacheSpec, Entry, require_size
+from attn_variants.contract import CacheSpec, Entry, State, require_size
 from attn_variants.dtypes import dtype_bytes, float_dtype
 
 from .formats import Format, format_named
@@ -35,34 +35,41 @@ def cache_shapes(
     store: str = "full",
     codec: str = "plain",
     dtype: Any = "bfloat16",
+    burst: int = 1,
+    pages: int | None = None,
 ) -> Shapes:
     """Shape and dtype of every tensor a store makes: {"layers.0.k": ((B, K, capacity, D), "bfloat16"), ...}.
 
+    burst, pages: as in `KVCache`. A layer that shares another's cache has none.
     Raises ValueError for sizes below 1, unknown names, and layers that remember what no store holds.
     """
     require_storable(specs)
-    layout = layout_named(store, batch=batch, capacity=capacity)
     chosen, name = codec_named(codec), float_dtype(dtype)
-    return {
-        f"layers.{index}.{record.name}{part.suffix}": (layout.shape(record.heads, part.width), part.dtype)
-        for index, spec in enumerate(specs)
-        for record in spec.records
-        for part in chosen.parts(record, name)
-    }
+    shapes: Shapes = {}
+    for index, spec in enumerate(specs):
+        layout = layout_named(store, spec, batch=batch, capacity=capacity, burst=burst, pages=pages)
+        if spec.shares is not None:
+            continue
+        for record in spec.records:
+            for part in chosen.parts(record, name):
+                shapes[f"layers.{index}.{record.name}{part.suffix}"] = (
+                    layout.shape(record.heads, part.width),
+                    part.dtype,
+                )
+        for state in spec.states:
+            shapes[f"layers.{index}.{state.name}"] = (state_shape(state, batch, burst), state.dtype or name)
+    return shapes
 
 
-def cache_bytes(
-    specs: Sequence[CacheSpec],
-    *,
-    batch: int,
-    capacity: int,
-    store: str = "full",
-    codec: str = "plain",
-    dtype: Any = "bfloat16",
-) -> int:
-    """Bytes that a store reserves: the sum over `cache_shapes`."""
-    shapes = cache_shapes(specs, batch=batch, capacity=capacity, store=store, codec=codec, dtype=dtype)
+def cache_bytes(specs: Sequence[CacheSpec], *, batch: int, capacity: int, **store: Any) -> int:
+    """Bytes that a store reserves: the sum over `cache_shapes`, which see for the arguments."""
+    shapes = cache_shapes(specs, batch=batch, capacity=capacity, **store)
     return sum(math.prod(shape) * dtype_bytes(part) for shape, part in shapes.values())
+
+
+def state_shape(state: State, batch: int, burst: int) -> tuple[int, ...]:
+    """Of a stored state, with a snapshot for each of the last `burst` lengths: (batch, burst, *shape)."""
+    return (batch, burst, *state.shape)
 
 
 def ideal_bytes(specs: Sequence[CacheSpec], *, batch: int, context: int, dtype: Any = "bfloat16") -> int:
@@ -106,7 +113,8 @@ def assert_cache_shapes(cache: KVCache | Mapping[str, Any], specs: Sequence[Cach
         tensors = cache
     else:
         tensors = cache.tensors
-        sizes = {name: getattr(cache, name) for name in ("batch", "capacity", "store", "codec", "dtype")} | sizes
+        names = ("batch", "capacity", "store", "codec", "dtype", "burst", "pages")
+        sizes = {name: getattr(cache, name) for name in names} | sizes
     wanted = cache_shapes(specs, **sizes)
     if tensors.keys() != wanted.keys():
         missing, surplus = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
@@ -122,12 +130,7 @@ def require_storable(specs: Sequence[CacheSpec]) -> None:
     if isinstance(specs, CacheSpec):
         raise ValueError("specs must be a sequence with one CacheSpec per layer, got a single CacheSpec: [spec]")
     for index, spec in enumerate(specs):
-        if spec.states:
-            names = ", ".join(state.name for state in spec.states)
-            raise ValueError(f"layer {index} keeps a constant-size state ({names}), which no store holds")
         if isinstance(spec, StridedSpec):
             raise ValueError(f"layer {index} pools every {spec.stride} tokens into one, which no store holds")
-        if spec.shares is not None:
-            raise ValueError(f"layer {index} shares the cache of layer {spec.shares}, which no store supports")
-        if not spec.records:
-            raise ValueError(f"layer {index} declares no records, so there is nothing to store")
+        if spec.shares is None and not spec.records and not spec.states:
+            raise ValueError(f"layer {index} declares no records and no states, so there is nothing to store")

@@ -1,21 +1,38 @@
-"""The cache of a whole model: the clock of its rows, and one store per layer."""
+"""The cache of a whole model: the clock of its rows, a layout per kind of layer and a store per layer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
 from operator import index
 
 import torch
 from torch import Tensor
 
-from attn_variants.contract import CacheSpec, Step, require_size
+from attn_variants.contract import CacheSpec, LayerCache, Step, require_size
 from attn_variants.dtypes import dtype_bytes, float_dtype
-from attn_variants.transient import place
+from attn_variants.transient import Placement, Shared, owners, place
 
-from .accounting import require_storable
-from .layouts import Layout, layout_named
+from .accounting import cache_bytes, require_storable
+from .layouts import layout_named
 from .quantize import codec_named
+from .states import StateStore
 from .store import Store
+
+
+@dataclass(frozen=True)
+class CacheBytes:
+    """Bytes of a cache: what the formula says, what is allocated, what tokens that can be read take, and the rest.
+
+    bookkeeping: positions and block tables, beside the cache itself and in none of the others.
+    """
+
+    formula: int
+    allocated: int
+    used: int
+    wasted: int
+    bookkeeping: int
 
 
 class KVCache:
@@ -25,8 +42,11 @@ class KVCache:
     tokens, then each layer's `append`, then `advance`, which alone moves the clock: an error between leaves the cache
     as it was.
 
-    dtype: of the stored numbers, torch's or by name; None is torch's default. store: the layout; codec: how numbers are
-    stored. burst: the most tokens that a step brings to rows that hold some already; a full store takes any number.
+    dtype: of the numbers as the model gives them, torch's or by name; None is torch's default.
+    store: the layout, `full`, `ring` or `paged:16`; codec: how numbers are stored.
+    burst: the most tokens that a step brings to rows that hold some already, and one more than a rewind is sure to
+    take back, where tokens pass out of sight or states are kept; elsewhere any number.
+    pages: of a paged store's pool, for each kind of layer; None is as many as all rows can need.
     static: fixed shapes for compiled steps, see `layouts.Full`.
     Raises ValueError for sizes below 1, unknown names and for layers that remember what no store holds.
     """
@@ -43,6 +63,7 @@ class KVCache:
         codec: str = "plain",
         burst: int = 1,
         static: bool = False,
+        pages: int | None = None,
     ) -> None:
         require_storable(specs)
         if not specs:
@@ -54,18 +75,47 @@ class KVCache:
         self.dtype = float_dtype(torch.get_default_dtype() if dtype is None else dtype)
         self.store = store
         self.codec = codec
+        self.burst = burst
         self.static = static
-        self._layout: Layout = layout_named(store, batch=batch, capacity=capacity, static=static)
-        self._kinds = {_kind(spec): spec for spec in self.specs}
+        self.pages = pages
+        self._layouts = {
+            kind_of(spec): layout_named(
+                store, spec, batch=batch, capacity=capacity, burst=burst, static=static, pages=pages
+            )
+            for spec in self.specs
+        }
+        self._owner = object()
+        shared = owners(self.specs)
         # Made under inference mode the memory could be written to in no other.
         with torch.inference_mode(False):
-            self.layers = [
-                Store(spec, self._layout, codec_named(codec), kind=_kind(spec), dtype=self.dtype, device=device)
-                for spec in self.specs
-            ]
-        self._device = next(iter(self.layers[0].tensors.values())).device
+            self._stores = {
+                layer: self._store(layer, spec, device, shared)
+                for layer, spec in enumerate(self.specs)
+                if spec.shares is None
+            }
+        self.layers = self._layers()
+        self._device = next(iter(self.tensors.values())).device
         self._lengths = [0] * batch
-        self._pending: tuple[Step, list[int], tuple[int, ...]] | None = None
+        self._high = [0] * batch
+        self._pending: tuple[Step, list[int], Placement] | None = None
+
+    def _store(self, layer: int, spec: CacheSpec, device: torch.device | str | None, shared: set[int]) -> Store:
+        states = StateStore(spec.states, batch=self.batch, burst=self.burst, dtype=self.dtype, device=device)
+        return Store(
+            spec,
+            self._layouts[kind_of(spec)],
+            codec_named(self.codec),
+            states,
+            kind=kind_of(spec),
+            owner=self._owner,
+            dtype=self.dtype,
+            device=device,
+            layer=layer if layer in shared else None,
+        )
+
+    def _layers(self) -> list[LayerCache]:
+        """One cache per layer; those that share another's own none."""
+        return [self._stores.get(layer) or Shared(spec) for layer, spec in enumerate(self.specs)]
 
     @property
     def lengths(self) -> Tensor:
@@ -83,7 +133,8 @@ class KVCache:
     ) -> Step:
         """Where the next `tokens` columns of `batch` rows stand; padding as in `attn_variants.transient.place`.
 
-        Raises ValueError, with nothing changed, for rows that are not there and for tokens beyond the capacity.
+        Raises ValueError, with every row as it was, for rows that are not there, for tokens beyond the capacity, for
+        more than `burst` of them on a row where tokens pass out of sight, and, as OutOfPagesError, for a spent pool.
         """
         named = self._rows(rows)
         if len(named) != batch:
@@ -91,36 +142,43 @@ class KVCache:
                 f"the tokens have {batch} rows, the cache {len(named)}; make it with batch={batch}, "
                 f"or name its rows with rows="
             )
-        starts = [self._lengths[row] for row in named]
-        placement = place(starts, tokens, counts=counts, mask=mask, device=self._device)
-        for row, start, count in zip(named, starts, placement.counts, strict=True):
-            if start + count > self.capacity:
+        placement = place([self._lengths[row] for row in named], tokens, counts=counts, mask=mask, device=self._device)
+        for row, start, end in zip(named, placement.starts, placement.ends, strict=True):
+            if end > self.capacity:
                 raise ValueError(
-                    f"row {row} holds {start} tokens and {count} more make {start + count}, beyond the cache's "
+                    f"row {row} holds {start} tokens and {end - start} more make {end}, beyond the cache's "
                     f"capacity of {self.capacity}: make the KVCache with a larger capacity, or give fewer tokens"
                 )
-        lengths = [start + count for start, count in zip(starts, placement.counts, strict=True)]
+        self._drop_pending()
+        for layout in self._layouts.values():
+            layout.check(named, placement)
         step = Step(
             positions=placement.positions,
-            lengths=torch.tensor(lengths, device=self._device),
+            lengths=torch.tensor(placement.ends, device=self._device),
             rows=None if rows is None else torch.tensor(named, device=self._device),
-            fresh=placement.left and not any(starts),
+            fresh=placement.left and placement.cold,
+            cold=placement.cold,
             padded=placement.padded,
-            owner=self._layout,
+            owner=self._owner,
         )
-        for kind, spec in self._kinds.items():
-            step.plans[kind] = self._layout.plan(step, placement, starts, spec)
-        self._pending = (step, named, placement.counts)
+        self._pending = (step, named, placement)
+        for kind, layout in self._layouts.items():
+            moves = layout.reserve(named, placement)
+            if moves.copied or moves.zeroed:
+                for store in self._stores.values():
+                    if store.kind == kind:
+                        store.move(moves)
+            step.plans[kind] = layout.plan(step, named, placement)
         return step
 
     def advance(self, step: Step) -> None:
         """The step's tokens are cached: move the clock. Raises ValueError for a step that is not the newest."""
         if self._pending is None or self._pending[0] is not step:
             raise ValueError("advance takes the step that this cache made last, once")
-        _, named, counts = self._pending
-        for row, count in zip(named, counts, strict=True):
-            self._lengths[row] += count
+        _, named, placement = self._pending
         self._pending = None
+        for row, end in zip(named, placement.ends, strict=True):
+            self._settle(row, end)
 
     def rewind(self, tokens: int | Sequence[int]) -> None:
         """Forget the last `tokens` of every row, or that many of each. Raises ValueError, with nothing changed."""
@@ -128,28 +186,43 @@ class KVCache:
         if len(drops) != self.batch:
             raise ValueError(f"rewind was given {len(drops)} numbers for a cache of {self.batch} rows")
         for row, (drop, length) in enumerate(zip(drops, self._lengths, strict=True)):
-            floor = self._layout.floor(row)
-            if drop < 0 or length - drop < floor:
+            floor = self.floor(row)
+            if drop < 0 or (drop and length - drop < floor):
                 raise ValueError(
-                    f"row {row} holds {length} tokens, of which 0 to {length - floor} can be dropped, not {drop}"
+                    f"row {row} holds {length} tokens, of which 0 to {max(length - floor, 0)} can be dropped, not "
+                    f"{drop}: older ones are out of sight or overwritten; a larger burst keeps more"
                 )
-        self._lengths = [length - drop for length, drop in zip(self._lengths, drops, strict=True)]
-        self._pending = None
+        self._drop_pending()
+        for row, (drop, length) in enumerate(zip(drops, self._lengths, strict=True)):
+            self._settle(row, length - drop)
+
+    def floor(self, row: int) -> int:
+        """The shortest length that this row can still be rewound to."""
+        floors = [layout.floor(row, self._lengths[row]) for layout in self._layouts.values()]
+        if any(spec.states for spec in self.specs):
+            floors.append(max(0, self._high[row] - self.burst + 1))
+        return max(floors)
 
     def fork(self, rows: Sequence[int]) -> KVCache:
-        """A new cache whose row i is a copy of row rows[i]; a row may be named more than once."""
+        """A new cache whose row i is as row rows[i]; a row may be named more than once.
+
+        On pages nothing is copied until one of them writes: both then live on one pool, which `nbytes` of each counts.
+        """
         named = self._rows(rows, distinct=False)
-        twin = KVCache(
-            self.specs,
-            batch=len(named),
-            capacity=self.capacity,
-            dtype=self.dtype,
-            device=self._device,
-            store=self.store,
-            codec=self.codec,
-            static=self.static,
-        )
-        twin._take(self, named)
+        self._drop_pending()
+        twin = copy(self)
+        twin.batch = len(named)
+        twin._owner = object()
+        twin._layouts = {kind: layout.fork(named) for kind, layout in self._layouts.items()}
+        taken = torch.tensor(named, device=self._device)
+        with torch.inference_mode(False):
+            twin._stores = {
+                layer: store.fork(twin._layouts[store.kind], twin._owner, taken)
+                for layer, store in self._stores.items()
+            }
+        twin.layers = twin._layers()
+        twin._lengths = [self._lengths[row] for row in named]
+        twin._high = [self._high[row] for row in named]
         return twin
 
     def reorder(self, rows: Sequence[int]) -> None:
@@ -157,23 +230,30 @@ class KVCache:
         named = self._rows(rows, distinct=False)
         if len(named) != self.batch:
             raise ValueError(f"reorder was given {len(named)} rows for a cache of {self.batch}")
-        self._take(self, named)
+        self._drop_pending()
+        taken = torch.tensor(named, device=self._device)
+        for store in self._stores.values():
+            store.take(store, taken)
+        for layout in self._layouts.values():
+            layout.take(layout, named)
+        self._lengths = [self._lengths[row] for row in named]
+        self._high = [self._high[row] for row in named]
 
     def free(self, rows: Sequence[int] | None = None) -> None:
-        """Empty these rows (all, if None named) for other sequences; their memory is zeroed."""
+        """Empty these rows (all, if None named) for other sequences; they find nothing of theirs."""
         named = self._rows(rows)
-        for store in self.layers:
+        self._drop_pending()
+        for store in self._stores.values():
             store.clear(torch.tensor(named, device=self._device))
         for row in named:
-            self._lengths[row] = 0
-        self._pending = None
+            self._settle(row, 0)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Every stored tensor, named as in `cache_shapes`: "layers.0.k"."""
         return {
             f"layers.{layer}.{name}": tensor
-            for layer, store in enumerate(self.layers)
+            for layer, store in self._stores.items()
             for name, tensor in store.tensors.items()
         }
 
@@ -185,18 +265,50 @@ class KVCache:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the tokens that rows hold now."""
-        held = sum(self._lengths)
-        return sum(
-            held * entry.numel * dtype_bytes(entry.dtype or self.dtype) for spec in self.specs for entry in spec.entries
-        )
+        """Bytes of what rows hold now and attention can read, as they are stored."""
+        return sum(self._used(spec) for spec in self.specs if spec.shares is None)
 
-    def _take(self, other: KVCache, rows: list[int]) -> None:
-        taken = torch.tensor(rows, device=self._device)
-        for store, source in zip(self.layers, other.layers, strict=True):
-            store.take(source, taken)
-        self._lengths = [other._lengths[row] for row in rows]
+    @property
+    def bytes(self) -> CacheBytes:
+        """All figures in one call."""
+        formula = cache_bytes(
+            self.specs,
+            batch=self.batch,
+            capacity=self.capacity,
+            store=self.store,
+            codec=self.codec,
+            dtype=self.dtype,
+            burst=self.burst,
+            pages=self.pages,
+        )
+        bookkeeping = sum(layout.bookkeeping for layout in self._layouts.values())
+        return CacheBytes(formula, self.nbytes, self.bytes_used, self.nbytes - self.bytes_used, bookkeeping)
+
+    def _used(self, spec: CacheSpec) -> int:
+        layout, codec = self._layouts[kind_of(spec)], codec_named(self.codec)
+        slots = sum(layout.used(row, length) for row, length in enumerate(self._lengths))
+        token = sum(
+            record.heads * part.width * dtype_bytes(part.dtype)
+            for record in spec.records
+            for part in codec.parts(record, self.dtype)
+        )
+        held = sum(bool(length) for length in self._lengths)
+        return slots * token + held * sum(state.numel * dtype_bytes(state.dtype or self.dtype) for state in spec.states)
+
+    def _settle(self, row: int, length: int) -> None:
+        self._lengths[row] = length
+        self._high[row] = max(self._high[row], length) if length else 0
+        for layout in self._layouts.values():
+            layout.settle(row, length)
+
+    def _drop_pending(self) -> None:
+        """Forget a step that was made and never advanced: what was reserved for it goes back."""
+        if self._pending is None:
+            return
+        _, named, _ = self._pending
         self._pending = None
+        for row in named:
+            self._settle(row, self._lengths[row])
 
     def _rows(self, rows: Sequence[int] | None, *, distinct: bool = True) -> list[int]:
         named = list(range(self.batch)) if rows is None else [index(row) for row in rows]
@@ -207,6 +319,6 @@ class KVCache:
         return named
 
 
-def _kind(spec: CacheSpec) -> str:
-    """Layers of one kind share a plan."""
+def kind_of(spec: CacheSpec) -> str:
+    """Layers of one kind share a layout and a plan."""
     return f"window={spec.window} chunk={spec.chunk} sinks={spec.sinks}"

@@ -1,10 +1,14 @@
-"""Layouts: in which slot a token lives, and how a step is read and written there. Imports no torch at the top."""
+"""Layouts: in which slot a token lives, and how a step is read and written there. Imports no torch at the top.
+
+A layout serves all layers of one kind (window, chunk, sinks). It keeps what it must know per row; the numbers lie in
+the layers' stores.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from attn_variants.contract import LARGEST_SIZE, CacheSpec, Plan, Step, require_size
 from attn_variants.names import unknown
@@ -15,19 +19,59 @@ if TYPE_CHECKING:
     from attn_variants.transient import Placement
 
 
+@dataclass(frozen=True)
+class Moves:
+    """What has to happen in every store before a step is written: slots copied and slots zeroed, as (first, past)."""
+
+    copied: tuple[tuple[slice, slice], ...] = ()
+    zeroed: tuple[slice, ...] = ()
+
+
 class Layout(Protocol):
-    """Position to slot, for all layers of one kind."""
+    """Position to slot, for all layers of one kind. Rows are those of the cache, lengths the tokens they hold."""
+
+    pooled: bool
+    """Whether all rows share one pool of slots: a stored tensor is then (heads, slots, width)."""
 
     def shape(self, heads: int, width: int) -> tuple[int, ...]:
         """Of one stored tensor."""
         ...
 
-    def plan(self, step: Step, placement: Placement, starts: Sequence[int], spec: CacheSpec) -> Plan:
-        """The step as this kind of layer sees it."""
+    def check(self, rows: Sequence[int], placement: Placement) -> None:
+        """Raise ValueError, with nothing changed, for a step that this memory cannot take."""
         ...
 
-    def floor(self, row: int) -> int:
-        """The shortest length this row can still be rewound to."""
+    def reserve(self, rows: Sequence[int], placement: Placement) -> Moves:
+        """Make room for a checked step."""
+        ...
+
+    def plan(self, step: Step, rows: Sequence[int], placement: Placement) -> Plan:
+        """The reserved step as this kind of layer sees it."""
+        ...
+
+    def settle(self, row: int, length: int) -> None:
+        """The row holds `length` tokens from now on: it has grown, was rewound or was freed."""
+        ...
+
+    def floor(self, row: int, length: int) -> int:
+        """The shortest length that this row, which holds `length` tokens, can still be rewound to."""
+        ...
+
+    def take(self, other: Self, rows: Sequence[int]) -> None:
+        """Row i becomes what row rows[i] of `other` is, which may be this layout."""
+        ...
+
+    def fork(self, rows: Sequence[int]) -> Self:
+        """A layout of its own whose row i is as row rows[i] here; a pooled one stays on the same pool."""
+        ...
+
+    def used(self, row: int, length: int) -> int:
+        """Slots of this row that hold a token which can still be read."""
+        ...
+
+    @property
+    def bookkeeping(self) -> int:
+        """Bytes of tables and positions, beside the cache itself."""
         ...
 
 
@@ -38,37 +82,68 @@ class Full:
     static: every step reads all slots through a mask, so that shapes never change and a compiled step is never remade.
     """
 
+    spec: CacheSpec
     batch: int
     capacity: int
     static: bool = False
+    pooled: bool = field(default=False, init=False)
     _slots: torch.Tensor | None = field(default=None, init=False, repr=False)
 
     def shape(self, heads: int, width: int) -> tuple[int, ...]:
         """Of one stored tensor: (batch, heads, capacity, width)."""
         return (self.batch, heads, self.capacity, width)
 
-    def floor(self, row: int) -> int:
+    def check(self, rows: Sequence[int], placement: Placement) -> None:
+        """Whatever the capacity takes fits."""
+
+    def reserve(self, rows: Sequence[int], placement: Placement) -> Moves:
+        """Every row has its slots from the start."""
+        return Moves()
+
+    def settle(self, row: int, length: int) -> None:
+        """Nothing depends on it."""
+
+    def floor(self, row: int, length: int) -> int:
         """Nothing is ever overwritten: 0."""
         return 0
 
-    def plan(self, step: Step, placement: Placement, starts: Sequence[int], spec: CacheSpec) -> Plan:
-        """Read the slots up to the longest row, write each token where its position says."""
+    def take(self, other: Self, rows: Sequence[int]) -> None:
+        """Nothing is kept per row."""
+
+    def fork(self, rows: Sequence[int]) -> Self:
+        """The same for other rows."""
+        return type(self)(self.spec, len(rows), self.capacity, self.static)
+
+    def used(self, row: int, length: int) -> int:
+        """What attention can read of it."""
+        return self.spec.visible_tokens(length)
+
+    @property
+    def bookkeeping(self) -> int:
+        """The position of each slot, once for all rows."""
+        return 0 if self._slots is None else self._slots.nbytes
+
+    def plan(self, step: Step, rows: Sequence[int], placement: Placement) -> Plan:
+        """Read the slots up to the longest row, write each token where its position says.
+
+        One new token on even rows reads its window and nothing else.
+        """
         from attn_variants.transient import step_mask
 
         batch, tokens = step.positions.shape
-        device = step.positions.device
-        longest = max(start + count for start, count in zip(starts, placement.counts, strict=True))
-        limit = self.capacity if self.static else longest
+        longest = max(placement.ends)
+        single = placement.even and tokens == 1 and not self.static
+        first = _first_in_window(self.spec, longest) if single else 0
+        limit = self.capacity if self.static else longest - first
         # A slot's position is its index, written or not: what is not written yet lies in the future, and hides itself.
-        kv_positions = self._positions(device)[:limit].expand(batch, limit)
-        even = len(set(starts)) == 1 and not placement.padded
-        plan = Plan(kv_positions, causal=False, mask=None, limit=limit)
-        if even and step.rows is None and not self.static:
-            plan.start = starts[0]
+        kv_positions = self._positions(step.positions.device)[first : first + limit].expand(batch, limit)
+        plan = Plan(kv_positions, causal=False, mask=None, limit=limit, first=first)
+        if placement.even and step.rows is None and not self.static:
+            plan.start = placement.starts[0]
         else:
-            plan.blocks, plan.offsets, plan.source = _scatter(step, placement)
-        if not step.fresh and (self.static or not (even and tokens == 1 and _sees_all(spec, longest))):
-            plan.mask = step_mask(step, kv_positions, spec)
+            plan.blocks, plan.offsets, plan.source = scattered(step, placement)
+        if not (placement.cold or (single and sees_all(self.spec, limit))):
+            plan.mask = step_mask(step, kv_positions, self.spec)
         return plan
 
     def _positions(self, device: torch.device) -> torch.Tensor:
@@ -80,30 +155,220 @@ class Full:
         return self._slots
 
 
-def _sees_all(spec: CacheSpec, length: int) -> bool:
-    """Whether the newest of `length` tokens sees every one before it."""
-    return spec.visible_tokens(length) == length and spec.chunk is None
+@dataclass(eq=False)
+class Ring:
+    """slot = position % size, behind `sinks` slots that stay: the newest tokens overwrite the oldest.
+
+    sinks + span + burst - 1 slots in every row, at most the capacity: span is the window or the chunk, burst the most
+    tokens that a step brings to a row that holds some. One slot fewer, and the first token of such a step would find
+    the oldest of its window overwritten by the last. Memory is (batch, heads, size, width).
+    """
+
+    spec: CacheSpec
+    batch: int
+    capacity: int
+    burst: int = 1
+    static: bool = False
+    pooled: bool = field(default=False, init=False)
+    _held: torch.Tensor | None = field(default=None, init=False, repr=False)
+    _high: list[int] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._high = [0] * self.batch
+
+    @property
+    def size(self) -> int:
+        """Slots of a row."""
+        return min(self.capacity, self.spec.sinks + span(self.spec) + self.burst - 1)
+
+    def shape(self, heads: int, width: int) -> tuple[int, ...]:
+        """Of one stored tensor: (batch, heads, size, width)."""
+        return (self.batch, heads, self.size, width)
+
+    def check(self, rows: Sequence[int], placement: Placement) -> None:
+        """At most `burst` tokens for a row that holds some; beside such rows, a ring of them for an empty row."""
+        if self.size < self.capacity:
+            require_burst(rows, placement, self.burst, self.size)
+
+    def reserve(self, rows: Sequence[int], placement: Placement) -> Moves:
+        """Every row has its slots from the start."""
+        return Moves()
+
+    def settle(self, row: int, length: int) -> None:
+        """Remember how far the row has been: a rewind does not bring back what was overwritten."""
+        self._high[row] = max(self._high[row], length) if length else 0
+        if not length and self._held is not None:
+            self._held[row] = -1
+
+    def floor(self, row: int, length: int) -> int:
+        """0 until the ring is full; then the last `burst` tokens can be dropped."""
+        return 0 if self._high[row] <= self.size else self._high[row] - self.burst
+
+    def take(self, other: Self, rows: Sequence[int]) -> None:
+        """Positions and marks of those rows."""
+        self._high = [other._high[row] for row in rows]
+        self._held = None if other._held is None else other._held[list(rows)]
+
+    def fork(self, rows: Sequence[int]) -> Self:
+        """A ring of the same size for other rows."""
+        twin = type(self)(self.spec, len(rows), self.capacity, self.burst, self.static)
+        twin.take(self, rows)
+        return twin
+
+    def used(self, row: int, length: int) -> int:
+        """What attention can read of it."""
+        return self.spec.visible_tokens(length)
+
+    @property
+    def bookkeeping(self) -> int:
+        """The position in each slot of each row."""
+        return 0 if self._held is None else self._held.nbytes
+
+    def plan(self, step: Step, rows: Sequence[int], placement: Placement) -> Plan:
+        """Read the slots that are in use, in memory order; write the tokens that stay, each in its slot."""
+        from attn_variants.transient import step_mask
+
+        tokens = step.positions.shape[1]
+        reach = max(max(end, self._high[row]) for row, end in zip(rows, placement.ends, strict=True))
+        limit = self.size if self.static else min(self.size, reach)
+        held = self._positions(step.positions.device)
+        plan = Plan(held, causal=False, mask=None, limit=limit)
+        start = self._run(placement.starts[0], tokens)
+        if start is not None and placement.even and step.rows is None and not self.static:
+            plan.start = start
+            held[:, start : start + tokens] = step.positions
+        else:
+            plan.blocks, plan.offsets, plan.source = self._scattered(step, placement)
+            held[plan.blocks, plan.offsets] = step.positions.flatten()[plan.source]
+        plan.kv_positions = held[:, :limit] if step.rows is None else held[step.rows, :limit]
+        single = placement.even and tokens == 1 and not self.static and reach == placement.ends[0]
+        if not (placement.cold or (single and sees_all(self.spec, reach, slots=limit))):
+            plan.mask = step_mask(step, plan.kv_positions, self.spec)
+        return plan
+
+    def _run(self, start: int, tokens: int) -> int | None:
+        """The first of the neighbouring slots that so many tokens from `start` on are written to, if they are such."""
+        sinks, around = self.spec.sinks, self.size - self.spec.sinks
+        if start + tokens <= self.size:
+            return start
+        if start < sinks:
+            return None
+        first = sinks + (start - sinks) % around
+        return first if first + tokens <= self.size else None
+
+    def _scattered(self, step: Step, placement: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        sinks, around = self.spec.sinks, self.size - self.spec.sinks
+        positions = step.positions
+        stays = (positions >= step.lengths[:, None] - around) | (positions < sinks)
+        blocks, positions, source = scattered(step, placement, stays)
+        return blocks, positions.where(positions < sinks, sinks + (positions - sinks) % max(around, 1)), source
+
+    def _positions(self, device: torch.device) -> torch.Tensor:
+        """(batch, size) the position in each slot, -1 where none was written."""
+        import torch
+
+        if self._held is None:
+            with torch.inference_mode(False):
+                self._held = torch.full((self.batch, self.size), -1, device=device)
+        return self._held
 
 
-def _scatter(step: Step, placement: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Row, slot and token of every write; padding repeats a real token's, so that shapes stay fixed."""
+def span(spec: CacheSpec) -> int:
+    """Newest tokens that a layer of this kind can need, its sinks aside. Raises for one that needs them all."""
+    assert spec.window is not None or spec.chunk is not None
+    return min(limit for limit in (spec.window, spec.chunk) if limit is not None)
+
+
+def limited(spec: CacheSpec) -> bool:
+    """Whether tokens pass out of sight."""
+    return spec.window is not None or spec.chunk is not None
+
+
+def require_burst(rows: Sequence[int], placement: Placement, burst: int, size: int) -> None:
+    """Refuse a step that would overwrite what its own first token still needs."""
+    if placement.cold:
+        return
+    for row, start, count in zip(rows, placement.starts, placement.counts, strict=True):
+        if start and count > burst:
+            raise ValueError(
+                f"row {row} holds {start} tokens and {count} more come in one step, beyond burst ({burst}): make the "
+                f"KVCache with burst={count}, or give at most {burst} at a time"
+            )
+        if not start and count > size:
+            raise ValueError(
+                f"row {row} is empty and {count} tokens come beside rows that hold some; such a row takes at most "
+                f"{size} (window and burst): give the long prompt in a step of its own"
+            )
+
+
+def sees_all(spec: CacheSpec, length: int, *, slots: int | None = None) -> bool:
+    """Whether the newest of `length` tokens sees every one before it, or all that are in so many slots."""
+    held = length if slots is None else min(length, slots)
+    return spec.chunk is None and spec.visible_tokens(length) == held
+
+
+def scattered(
+    step: Step, placement: Placement, stays: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Row, position and token of every write. Padding repeats a real token's write, so that shapes stay fixed.
+
+    stays: (B, T) false on tokens that are out of sight already and are not written either.
+    """
     import torch
 
     batch, tokens = step.positions.shape
     device = step.positions.device
     positions = step.positions.flatten()
     rows = torch.arange(batch, device=device) if step.rows is None else step.rows
-    row, column = placement.last
     source = torch.arange(batch * tokens, device=device)
-    if placement.padded:
-        source = torch.where(positions >= 0, source, row * tokens + column)
+    if placement.padded or stays is not None:
+        written = positions >= 0
+        if stays is not None:
+            written = written & stays.flatten()
+        row, column = placement.last
+        source = torch.where(written, source, row * tokens + column)
     return rows.repeat_interleave(tokens)[source], positions[source], source
 
 
-def layout_named(name: str, *, batch: int, capacity: int, static: bool = False) -> Layout:
-    """The layout called `name` at these sizes; an unknown name or a size below 1 is refused."""
+def _first_in_window(spec: CacheSpec, length: int) -> int:
+    """The oldest token in sight of the newest where those in sight lie in a row, else 0."""
+    if spec.window is None or spec.chunk is not None or spec.sinks:
+        return 0
+    return max(0, length - spec.window)
+
+
+STORES = ("full", "ring", "paged:PAGE")
+
+
+def layout_named(
+    name: str,
+    spec: CacheSpec,
+    *,
+    batch: int,
+    capacity: int,
+    burst: int = 1,
+    static: bool = False,
+    pages: int | None = None,
+) -> Layout:
+    """The layout called `name` for layers of this kind; unknown names and sizes below 1 are refused.
+
+    `ring` is a ring where tokens pass out of sight, and full elsewhere. `paged:16` has pages of 16 tokens, of which the
+    pool holds `pages` for each kind; None is as many as all rows can need.
+    """
     require_size("batch", batch, most=LARGEST_SIZE)
     require_size("capacity", capacity, most=LARGEST_SIZE)
-    if name != "full":
-        raise ValueError(unknown("store", name, ("full",)))
-    return Full(batch, capacity, static)
+    require_size("burst", burst, most=LARGEST_SIZE)
+    base, _, size = name.partition(":")
+    if pages is not None and base != "paged":
+        raise ValueError(f"pages ({pages}) belong to a paged store, not to {name!r}")
+    if base == "paged":
+        from .paged import Paged, page_size
+
+        if static:
+            raise ValueError(f"store {name!r} has no fixed shapes (static=True); give full or ring")
+        return Paged.of(spec, batch=batch, capacity=capacity, page=page_size(name, size), burst=burst, pages=pages)
+    if name == "full" or (name == "ring" and not limited(spec)):
+        return Full(spec, batch, capacity, static)
+    if name == "ring":
+        return Ring(spec, batch, capacity, burst, static)
+    raise ValueError(unknown("store", name, STORES))

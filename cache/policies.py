@@ -45,6 +45,7 @@ class Pricing:
     """A model's layers under one policy, format and split.
 
     stages: the layers of each pipeline stage.     once: bytes that a cache keeps besides, whatever the batch.
+    pooled: what a layer keeps besides, whatever the batch: the page of a pool that is nobody's.
     """
 
     stages: tuple[tuple[Layers, ...], ...]
@@ -52,21 +53,35 @@ class Pricing:
     form: Format
     split: Split
     once: int = 0
+    pooled: Count | None = None
 
     def sequence(self, layers: Layers, context: int, rank: int = 0) -> int:
         """Bytes of one sequence in these layers on one context-parallel rank."""
         return layers.count * layer_bytes(layers.spec, self.kept(layers.spec, context), self.form, self.split, rank)
 
+    def common(self, layers: Layers, context: int) -> int:
+        """Bytes that these layers keep on every rank besides those of sequences."""
+        if self.pooled is None or layers.spec.shares is not None:
+            return 0
+        kept = self.pooled(layers.spec, context)
+        return layers.count * sum(self.split.entry_heads(entry) * self.form.tokens_bytes(entry, n) for entry, n in kept)
+
     def fullest(self, batch: int, context: int) -> int:
         """Bytes on the fullest rank."""
-        stages = (sum(self.sequence(layers, context) for layers in stage) for stage in self.stages)
-        return self.split.sequences(batch) * max(stages) + self.once
+        sequences = self.split.sequences(batch)
+        stages = (
+            sum(sequences * self.sequence(layers, context) + self.common(layers, context) for layers in stage)
+            for stage in self.stages
+        )
+        return max(stages) + self.once
 
     def over_ranks(self, batch: int, context: int) -> int:
         """Bytes on all ranks together."""
         every = [layers for stage in self.stages for layers in stage]
         one = sum(self.sequence(layers, context, rank) for layers in every for rank in range(self.split.cp))
-        return self.split.tp * batch * one + self.split.ranks * self.once
+        common = sum(self.common(layers, context) for layers in every)
+        split = self.split
+        return split.tp * batch * one + split.tp * split.dp * split.cp * common + split.ranks * self.once
 
     @property
     def period(self) -> int:
@@ -115,7 +130,8 @@ def pricing(found: Architecture, policy: str, store: str | None, form: Format, s
     """How a policy prices an architecture; names and splits that do not work out are refused."""
     if policy not in POLICIES:
         raise ValueError(unknown("policy", policy, [*POLICIES, "vllm"]))
-    return Pricing(_stages(found, split), POLICIES[policy](found, store, form), form, split, found.bytes_once)
+    pooled = _pooled(store) if policy == "allocated" else None
+    return Pricing(_stages(found, split), POLICIES[policy](found, store, form), form, split, found.bytes_once, pooled)
 
 
 def _ideal(found: Architecture, store: str | None, form: Format) -> Count:
@@ -127,13 +143,29 @@ def _ideal(found: Architecture, store: str | None, form: Format) -> Count:
 def _allocated(found: Architecture, store: str | None, form: Format) -> Count:
     require_storable(found.layers)
     _require_plain("allocated", form)
-    layout_named(store or "full", batch=1, capacity=1)
+    _slots(store, CacheSpec(), 1)
 
     def kept(spec: CacheSpec, context: int) -> Kept:
-        slots = math.prod(layout_named(store or "full", batch=1, capacity=context).shape(1, 1)) if context else 0
-        return tuple((entry, slots) for entry in spec.entries)
+        return tuple((entry, _slots(store, spec, context)[0]) for entry in spec.entries)
 
     return kept
+
+
+def _pooled(store: str | None) -> Count:
+    def kept(spec: CacheSpec, context: int) -> Kept:
+        return tuple((entry, _slots(store, spec, context)[1]) for entry in spec.entries)
+
+    return kept
+
+
+def _slots(store: str | None, spec: CacheSpec, context: int) -> tuple[int, int]:
+    """Slots that a sequence adds to our store, and slots that it has in any case."""
+    if not context:
+        return 0, 0
+    one, two = (
+        math.prod(layout_named(store or "full", spec, batch=batch, capacity=context).shape(1, 1)) for batch in (1, 2)
+    )
+    return two - one, 2 * one - two
 
 
 def _transformers(found: Architecture, store: str | None, form: Format) -> Count:

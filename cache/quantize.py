@@ -13,6 +13,7 @@ from attn_variants.contract import Record
 from attn_variants.names import unknown
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -37,11 +38,11 @@ class Codec(Protocol):
         """The stored tensors of a record in a cache of this dtype."""
         ...
 
-    def encode(self, row: Tensor) -> Mapping[str, Tensor]:
+    def encode(self, record: Record, row: Tensor) -> Mapping[str, Tensor]:
         """(..., width) to one tensor per part, by suffix."""
         ...
 
-    def decode(self, stored: Mapping[str, Tensor]) -> Tensor:
+    def decode(self, record: Record, stored: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Back to (..., width)."""
         ...
 
@@ -56,11 +57,11 @@ class Plain:
         """One tensor, of the whole row."""
         return (Part("", record.width, record.dtype or dtype),)
 
-    def encode(self, row: Tensor) -> Mapping[str, Tensor]:
+    def encode(self, record: Record, row: Tensor) -> Mapping[str, Tensor]:
         """The row itself."""
         return {"": row}
 
-    def decode(self, stored: Mapping[str, Tensor]) -> Tensor:
+    def decode(self, record: Record, stored: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """The stored tensor itself."""
         return stored[""]
 

@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
 from attn_variants.contract import CacheSpec, Plan, Record, Step, View
 from attn_variants.dtypes import torch_dtype
-from attn_variants.transient import DenseView, own_view
+from attn_variants.transient import own_view
 
-from .layouts import Layout
+from .layouts import Layout, Moves
 from .quantize import Codec
+from .states import StateStore
+from .views import StoreView
 
 
 class Store:
-    """Layout x codec for one layer. Implements `LayerCache`; allocates here and nowhere else.
+    """Layout x codec for one layer. Implements `LayerCache`; with `StateStore` it alone allocates, and only here.
 
-    A fresh step reads its own tensors: all there is to see is in them already, in full precision.
+    A step on rows that hold nothing reads its own tensors: all there is to see is in them, in full precision.
+    kind: the plan that its layout makes.    owner: whose steps it takes.    layer: its index where others share it.
     """
 
     def __init__(
-        self, spec: CacheSpec, layout: Layout, codec: Codec, *, kind: str, dtype: str, device: torch.device | str | None
+        self,
+        spec: CacheSpec,
+        layout: Layout,
+        codec: Codec,
+        states: StateStore,
+        *,
+        kind: str,
+        owner: object,
+        dtype: str,
+        device: torch.device | str | None,
+        layer: int | None = None,
     ) -> None:
         self.spec = spec
         self.kind = kind
         self._layout = layout
         self._codec = codec
-        self._dtypes = {entry.name: torch_dtype(entry.dtype or dtype) for entry in spec.entries}
+        self._states = states
+        self._owner = owner
+        self._layer = layer
+        self._dtypes = {name: torch_dtype(record.dtype or dtype) for record in spec.records for name in _names(record)}
         self._tensors = {
             record.name: {
                 part.suffix: torch.zeros(
@@ -39,39 +57,83 @@ class Store:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Every stored tensor by name: the record's, with the codec part's suffix."""
-        return {name + suffix: tensor for name, parts in self._tensors.items() for suffix, tensor in parts.items()}
+        """Every stored tensor by name: the record's, with the codec part's suffix, and the states'."""
+        parts = {name + suffix: tensor for name, parts in self._tensors.items() for suffix, tensor in parts.items()}
+        return parts | self._states.tensors
 
     def append(self, step: Step, **entries: Tensor) -> View:
         """Write the step's entries, (B, heads, T, dim) each; what is returned reads them and all before them.
 
-        Gradients flow through a fresh step's own tensors, never through the memory.
+        Gradients flow through a step's own tensors, never through the memory.
         Raises ValueError, before anything is written, for entries of other names, shapes or dtypes than declared.
         """
         entries = self._checked(step, entries)
         plan = step.plans[self.kind]
         for record in self.spec.records:
             self._write(plan, record, entries)
-        return own_view(self.spec, step, entries) if step.fresh else self._view(step, plan)
+        view: View = own_view(self.spec, step, entries) if step.cold else self._view(step, plan)
+        if self._layer is not None:
+            step.views[self._layer] = view
+        return view
 
     def view(self, step: Step) -> View:
         """Refused: this layer has entries of its own."""
         raise ValueError("this layer has entries of its own to append; only one whose spec `shares` reads another's")
 
     def states(self, step: Step) -> dict[str, Tensor]:
-        """None: no store holds states."""
-        return {}
+        """Every state as it stands before this step, (B, *shape); zero for a row that holds nothing."""
+        self._own(step)
+        return self._states.read(step)
 
     def keep(self, step: Step, **states: Tensor) -> None:
-        """Refused: no store holds states."""
-        raise ValueError("no store holds states")
+        """Keep the states after each of the step's last n tokens, (B, n, *shape), the newest last."""
+        self._own(step)
+        self._states.write(step, states)
+
+    def move(self, moves: Moves) -> None:
+        """Copy and zero slots of the pool, so that a step can be written."""
+        for parts in self._tensors.values():
+            for memory in parts.values():
+                for source, target in moves.copied:
+                    memory[:, target] = memory[:, source]
+                for slots in moves.zeroed:
+                    memory[:, slots] = 0
+
+    def take(self, other: Store, rows: Tensor) -> None:
+        """Row i becomes a copy of row rows[i] of a store of the same kind (which may be this one)."""
+        self._states.take(other._states, rows)
+        if self._layout.pooled:
+            return
+        for name, parts in self._tensors.items():
+            for suffix, memory in parts.items():
+                memory.copy_(other._tensors[name][suffix][rows])
+
+    def fork(self, layout: Layout, owner: object, rows: Tensor) -> Store:
+        """A store of its own for those rows of this one; on a pool it is the same memory."""
+        twin = copy(self)
+        twin._layout, twin._owner, twin._states = layout, owner, self._states.fork(rows)
+        if not layout.pooled:
+            twin._tensors = {
+                name: {suffix: memory[rows] for suffix, memory in parts.items()}
+                for name, parts in self._tensors.items()
+            }
+        return twin
+
+    def clear(self, rows: Tensor) -> None:
+        """Zero these rows, so that another sequence finds nothing of theirs; pages are zeroed when taken again."""
+        self._states.clear(rows)
+        if self._layout.pooled:
+            return
+        for parts in self._tensors.values():
+            for memory in parts.values():
+                memory[rows] = 0
 
     def _write(self, plan: Plan, record: Record, entries: dict[str, Tensor]) -> None:
         rows = [entries[entry.name] for entry in record.entries]
         row = rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
         # A cache outlives the pass: it must not keep the pass's graph alive, which would grow with every token.
-        for suffix, part in self._codec.encode(row.detach()).items():
-            memory = self._tensors[record.name][suffix]
+        for suffix, part in self._codec.encode(record, row.detach()).items():
+            memory = self._rows_of(self._tensors[record.name][suffix])
             if plan.start is not None:
                 memory[:, :, plan.start : plan.start + part.shape[2]] = part
                 continue
@@ -79,22 +141,24 @@ class Store:
             tokens = part.transpose(1, 2).flatten(0, 1)[plan.source]  # (N, heads, width)
             memory[plan.blocks, :, plan.offsets] = tokens
 
-    def _view(self, step: Step, plan: Plan) -> View:
-        def read(name: str) -> Tensor:
-            record = self.spec.record_of(name)
-            stored = {}
-            for suffix, memory in self._tensors[record.name].items():
-                visible = memory[:, :, : plan.limit]
-                stored[suffix] = visible if step.rows is None else visible[step.rows]
-            row = self._codec.decode(stored)
-            return row if name == record.name else row[..., record.columns(name)]
+    def _view(self, step: Step, plan: Plan) -> StoreView:
+        memory = {
+            name: {suffix: self._rows_of(memory) for suffix, memory in parts.items()}
+            for name, parts in self._tensors.items()
+        }
+        return StoreView(self.spec, step, plan, memory, self._codec, self._dtypes)
 
-        return DenseView(self.spec, step, plan, read, aliased=self._codec.aliases and step.rows is None)
+    def _rows_of(self, memory: Tensor) -> Tensor:
+        """(rows, heads, slots, width); a pool is one row."""
+        return memory[None] if self._layout.pooled else memory
+
+    def _own(self, step: Step) -> None:
+        # A compiled step would be remade for every cache whose identity it looked at.
+        if not torch.compiler.is_compiling() and step.owner is not self._owner:
+            raise ValueError("this step was made by another cache; a layer's store takes the steps of its own KVCache")
 
     def _checked(self, step: Step, entries: dict[str, Tensor]) -> dict[str, Tensor]:
-        # A compiled step would be remade for every cache whose identity it looked at.
-        if not torch.compiler.is_compiling() and step.owner is not self._layout:
-            raise ValueError("this step was made by another cache; a layer's store takes the steps of its own KVCache")
+        self._own(step)
         declared = {entry.name: entry for entry in self.spec.entries}
         if entries.keys() != declared.keys():
             raise ValueError(
@@ -118,13 +182,6 @@ class Store:
                 entries[name] = given.to(self._dtypes[name])
         return entries
 
-    def take(self, other: Store, rows: Tensor) -> None:
-        """Become a copy of these rows of a store of the same kind (which may be this one)."""
-        for name, parts in self._tensors.items():
-            for suffix, memory in parts.items():
-                memory.copy_(other._tensors[name][suffix][rows])
 
-    def clear(self, rows: Tensor) -> None:
-        """Zero these rows, so that another sequence finds nothing of theirs."""
-        for memory in self.tensors.values():
-            memory[rows] = 0
+def _names(record: Record) -> set[str]:
+    return {record.name, *(entry.name for entry in record.entries)}

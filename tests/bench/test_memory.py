@@ -125,13 +125,19 @@ def test_a_store_that_differs_from_its_formula_fails_the_command(capsys, monkeyp
 
 
 def test_a_model_that_no_store_holds_is_sized_and_the_row_says_why_nothing_is_reserved(capsys):
-    (row,) = rows(capsys, ["--model", "qwen3-next-80b-a3b", "--context", "1000"])
+    (row,) = rows(capsys, ["--model", "deepseek-v4-flash", "--context", "1000"])
     assert row["policy"] == "ideal"
     assert row["bytes_formula"] is None
-    assert "constant-size state (conv, delta), which no store holds" in row["note"]
-    assert row["bytes_ideal"] == row["bytes_by_policy"] == row["bytes_fixed"] + 1000 * row["bytes_per_token"]
-    assert main(["memory", "--model", "qwen3-next-80b-a3b", "--policy", "allocated"]) == 2
-    assert "qwen3-next-80b-a3b: layer 0 keeps a constant-size state" in capsys.readouterr().err
+    assert "layer 2 pools every 4 tokens into one, which no store holds" in row["note"]
+    assert row["bytes_ideal"] == row["bytes_by_policy"]
+    assert main(["memory", "--model", "deepseek-v4-flash", "--policy", "allocated"]) == 2
+    assert "deepseek-v4-flash: layer 2 pools every 4 tokens" in capsys.readouterr().err
+
+
+def test_states_are_reserved_beside_the_tokens(capsys):
+    (row,) = rows(capsys, ["--model", "qwen3-next-80b-a3b", "--context", "1000"])
+    assert row["policy"] == "allocated"
+    assert row["bytes_formula"] == row["bytes_ideal"] == row["bytes_fixed"] + 1000 * row["bytes_per_token"]
 
 
 def test_a_policy_answers_its_own_question(capsys):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attn_variants import CacheSpec, Entry, Record, State
+from attn_variants import CacheSpec, Entry, Record
 from attn_variants.cache import KVCache
 from tests.tiny import append, decoder, kv_cache, same, snapshot
 
@@ -287,9 +287,8 @@ def test_sizes_are_positive_integers(field, value):
         ({"codec": "plane"}, r"unknown codec 'plane'; did you mean plain\?"),
         ({"dtype": "bf61"}, r"unknown dtype 'bf61'; did you mean"),
         ({"specs": ()}, r"a cache needs the specs of at least one layer, got none"),
-        ({"specs": (CacheSpec(),)}, r"layer 0 declares no records, so there is nothing to store"),
-        ({"specs": (SPEC, CacheSpec(states=(State("s", (2, 3)),)))}, r"layer 1 keeps a constant-size state \(s\)"),
-        ({"specs": (SPEC, CacheSpec(shares=0))}, r"layer 1 shares the cache of layer 0"),
+        ({"specs": (CacheSpec(),)}, r"layer 0 declares no records and no states, so there is nothing to store"),
+        ({"specs": (SPEC, CacheSpec(shares=1))}, r"layer 1 shares the cache of layer 1; it must be an earlier one"),
     ],
 )
 def test_what_cannot_be_stored_is_refused(options, message):

@@ -1,0 +1,96 @@
+"""Constant-size states of a layer, with the snapshots that a rewind goes back to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+
+import torch
+from torch import Tensor
+
+from attn_variants.contract import State, Step
+from attn_variants.dtypes import torch_dtype
+
+from .accounting import state_shape
+
+
+class StateStore:
+    """The states of `batch` rows after each of their last `burst` lengths: that of length L lies at L % burst.
+
+    So a rewind by less than `burst` tokens copies nothing. Memory is (batch, burst, *shape) per state, zero for a row
+    that holds nothing.
+    """
+
+    def __init__(
+        self, states: Sequence[State], *, batch: int, burst: int, dtype: str, device: torch.device | str | None
+    ) -> None:
+        self._burst = burst
+        self.tensors = {
+            state.name: torch.zeros(
+                state_shape(state, batch, burst), dtype=torch_dtype(state.dtype or dtype), device=device
+            )
+            for state in states
+        }
+
+    def read(self, step: Step) -> dict[str, Tensor]:
+        """Every state of the step's rows as it stands before it, (B, *shape)."""
+        at = _lengths(step)[:, 0] % self._burst
+        rows = _rows(step)
+        return {name: memory[rows, at] for name, memory in self.tensors.items()}
+
+    def write(self, step: Step, states: dict[str, Tensor]) -> None:
+        """Keep the states after each of the step's last n tokens, (B, n, *shape).
+
+        Raises ValueError, before anything is written, for other names or shapes than declared, and for fewer tokens
+        than a rewind may ask for.
+        """
+        kept = self._checked(step, states)
+        lengths = _lengths(step)[:, -kept:]
+        # Lengths out of reach of a rewind would share slots with newer ones: the newest is written again instead.
+        reached = lengths > step.lengths[:, None] - self._burst
+        columns = torch.where(reached, torch.arange(kept, device=lengths.device), kept - 1)
+        slots = lengths.gather(1, columns) % self._burst
+        source, rows = torch.arange(len(lengths), device=lengths.device)[:, None], _rows(step)[:, None]
+        for name, given in states.items():
+            self.tensors[name][rows, slots] = given.detach()[source, columns].to(self.tensors[name].dtype)
+
+    def take(self, other: StateStore, rows: Tensor) -> None:
+        """Row i becomes a copy of row rows[i] of `other`, which may be this store."""
+        for name, memory in self.tensors.items():
+            memory.copy_(other.tensors[name][rows])
+
+    def fork(self, rows: Tensor) -> StateStore:
+        """A store of its own whose row i is a copy of row rows[i]."""
+        twin = copy(self)
+        twin.tensors = {name: memory[rows] for name, memory in self.tensors.items()}
+        return twin
+
+    def clear(self, rows: Tensor) -> None:
+        """Zero these rows."""
+        for memory in self.tensors.values():
+            memory[rows] = 0
+
+    def _checked(self, step: Step, states: dict[str, Tensor]) -> int:
+        if states.keys() != self.tensors.keys():
+            raise ValueError(f"the store holds states {', '.join(self.tensors)}, the layer keeps {', '.join(states)}")
+        batch, tokens = step.positions.shape
+        kept = {name: given.shape[1] if given.ndim > 1 else 0 for name, given in states.items()}
+        needed = tokens if step.padded and self._burst > 1 else min(tokens, self._burst)
+        for name, given in states.items():
+            shape, n = self.tensors[name].shape[2:], kept[name]
+            if not needed <= n <= tokens or tuple(given.shape) != (batch, n, *shape) or len(set(kept.values())) > 1:
+                raise ValueError(
+                    f"the store keeps {name} after the last n tokens as (B, n, *shape) {(batch, 'n', *shape)} with "
+                    f"{needed} <= n <= {tokens}, alike for all states; the layer gives {tuple(given.shape)}"
+                )
+        return next(iter(kept.values()))
+
+
+def _rows(step: Step) -> Tensor:
+    return torch.arange(len(step.lengths), device=step.lengths.device) if step.rows is None else step.rows
+
+
+def _lengths(step: Step) -> Tensor:
+    """(B, 1 + T) tokens that each row holds before the step and after each of its columns."""
+    real = (step.positions >= 0).cumsum(1)
+    return (step.lengths - real[:, -1])[:, None] + torch.nn.functional.pad(real, (1, 0))

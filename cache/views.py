@@ -1,0 +1,117 @@
+"""What a store's `append` returns: a reader of its memory as one step sees it. Implements `View`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from attn_variants.contract import CacheSpec, Plan, Record, Step
+
+from .quantize import Codec
+
+Memory = Mapping[str, Mapping[str, Tensor]]
+"""Stored tensors by record and codec part: (rows, heads, slots, width), of a pool (1, heads, slots, width)."""
+
+
+class StoreView:
+    """Slots of memory in the order in which the plan reads them: in place where it can, else one block at a time."""
+
+    def __init__(
+        self, spec: CacheSpec, step: Step, plan: Plan, memory: Memory, codec: Codec, dtypes: Mapping[str, torch.dtype]
+    ) -> None:
+        self.spec = spec
+        self.step = step
+        self.plan = plan
+        self.aliased = codec.aliases and step.rows is None and plan.table is None
+        self._memory = memory
+        self._codec = codec
+        self._dtypes = dtypes
+
+    def dense(self, *names: str) -> tuple[Tensor, ...]:
+        """Every slot read, (B, heads, S, dim) per name; a copy unless `aliased`."""
+        if self.plan.table is None:
+            return self._read(slice(0, self.plan.limit), names)
+        blocks = [tensors for tensors, _ in self.blocks(self.plan.limit, *names)]
+        return tuple(torch.cat(parts, dim=2) if len(parts) > 1 else parts[0] for parts in zip(*blocks, strict=True))
+
+    def blocks(self, size: int, *names: str) -> Iterator[tuple[tuple[Tensor, ...], slice]]:
+        """The same in runs of at most `size` slots (but a page at least), each with the slots it covers."""
+        if self.plan.table is None:
+            for start in range(0, self.plan.limit, size):
+                slots = slice(start, min(start + size, self.plan.limit))
+                yield self._read(slots, names), slots
+            return
+        for first, past in self._page_ranges(size):
+            slots = slice(first, min(past, self.plan.limit))
+            yield self._read(slots, names), slots
+
+    def storage(self, name: str) -> tuple[dict[str, Tensor], slice]:
+        """For kernels: the stored tensors of the record that holds `name`, by codec part, and the entry's columns."""
+        record = self.spec.record_of(name)
+        return dict(self._memory[record.name]), record.columns(name)
+
+    def _page_ranges(self, size: int) -> Iterator[tuple[int, int]]:
+        """Slots to read at once: long runs of neighbouring pages, which are read in place, and else `size` of them."""
+        table = self.plan.table
+        assert table is not None
+        step = max(size // table.size, 1) * table.size
+        if len(table.runs) > 1:
+            yield from ((start, start + step) for start in range(0, self.plan.limit, step))
+            return
+        scattered = start = 0
+        for _, pages in table.runs[0]:
+            past = start + pages * table.size
+            if 2 * (past - start) >= step:
+                yield from ((at, min(at + step, start)) for at in range(scattered, start, step))
+                yield from ((at, min(at + step, past)) for at in range(start, past, step))
+                scattered = past
+            start = past
+        yield from ((at, min(at + step, start)) for at in range(scattered, start, step))
+
+    def _read(self, slots: slice, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+        rows: dict[str, Tensor] = {}
+        out = []
+        for name in names:
+            record = self.spec.record_of(name)
+            if record.name not in rows:
+                rows[record.name] = self._record(record, slots)
+            row = rows[record.name]
+            out.append(row if name == record.name else row[..., record.columns(name)])
+        return tuple(out)
+
+    def _record(self, record: Record, slots: slice) -> Tensor:
+        stored = {suffix: self._part(memory, slots) for suffix, memory in self._memory[record.name].items()}
+        return self._codec.decode(record, stored, self._dtypes[record.name])
+
+    def _part(self, memory: Tensor, slots: slice) -> Tensor:
+        """(B, heads, n, width) of one stored tensor."""
+        if self.plan.table is not None:
+            return self._pages(memory, slots)
+        visible = memory[:, :, self.plan.first + slots.start : self.plan.first + slots.stop]
+        return visible if self.step.rows is None else visible[self.step.rows]
+
+    def _pages(self, memory: Tensor, slots: slice) -> Tensor:
+        table = self.plan.table
+        assert table is not None
+        first, past = slots.start // table.size, -(-slots.stop // table.size)
+        pool, tokens = memory[0], slots.stop - slots.start
+        if len(table.runs) == 1 and (page := _neighbours(table.runs[0], first, past)) is not None:
+            return pool[None, :, page * table.size : page * table.size + tokens]
+        pages = table.pages[:, first:past]
+        heads, width = pool.shape[0], pool.shape[-1]
+        gathered = pool.view(heads, -1, table.size * width).index_select(1, pages.flatten())
+        return gathered.view(heads, len(pages), -1, width).transpose(0, 1)[:, :, :tokens]
+
+
+def _neighbours(runs: tuple[tuple[int, int], ...], first: int, past: int) -> int | None:
+    """The page in memory that entries `first` to `past` of a table begin at, if they are neighbours there."""
+    start = 0
+    for page, pages in runs:
+        if start <= first and past <= start + pages:
+            return page + first - start
+        if start > first:
+            return None
+        start += pages
+    return None
