@@ -50,6 +50,7 @@ def test_a_refused_question_is_answered_by_the_reason_and_the_others_by_bytes():
     found = sizes_policies.answers("deepseek-v4-flash", 1000)
     assert found["allocated"] == "layer 2 pools every 4 tokens into one, which no store holds"
     assert found["ideal"] == model_cache("deepseek-v4-flash").bytes(context=1000)
+    found = sizes_policies.answers("kimi-k3", 1000)
     assert found["vllm_planned"] > found["vllm_held"]
 
 
