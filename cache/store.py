@@ -70,7 +70,7 @@ class Store:
         rows = [entries[entry.name] for entry in record.entries]
         row = rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
         # A cache outlives the pass: it must not keep the pass's graph alive, which would grow with every token.
-        for suffix, part in self._codec.encode(row.detach()).items():
+        for suffix, part in self._codec.encode(record, row.detach()).items():
             memory = self._tensors[record.name][suffix]
             if plan.start is not None:
                 memory[:, :, plan.start : plan.start + part.shape[2]] = part
@@ -86,7 +86,7 @@ class Store:
             for suffix, memory in self._tensors[record.name].items():
                 visible = memory[:, :, : plan.limit]
                 stored[suffix] = visible if step.rows is None else visible[step.rows]
-            row = self._codec.decode(stored)
+            row = self._codec.decode(record, stored, self._dtypes[record.entries[0].name])
             return row if name == record.name else row[..., record.columns(name)]
 
         return DenseView(self.spec, step, plan, read, aliased=self._codec.aliases and step.rows is None)
