@@ -58,8 +58,8 @@ class Integers:
     asymmetric: x = code * scale + middle, codes of -128 to 127 (-8 to 7), scale = (max x - min x) / 255
 
     Bytes: n * bits / 8 rounded up, 2 per group, asymmetric 4. Bound: half the stored scale, which is rounded up by at
-    most 2 ** -7 of itself, and the rounding to the cache's dtype. Only where the numbers reach the end of the dtype's
-    range, so that half a step more would leave it, it is a step.
+    most 2 ** -7 of itself, and the rounding to the cache's dtype. Asymmetric codes cut what lies beyond 63/64 of the
+    dtype's largest number, from where rounding up could leave the dtype.
 
     Scales are bfloat16 because float16 has no 1e30 and no 1e-30. 4-bit codes lie two to a byte (`pack`).
     """

@@ -11,7 +11,7 @@ keeps it. A rope key of its own, MLA's `k_rope`, stays as it is unless `rope` is
 alone says where a token stood.
 
 Every finite row stays finite, within `bound`. A NaN makes all of its group NaN and nothing else; an infinity becomes
-the largest number its group can hold, and the rest of the group loses its precision.
+the largest number its group can hold, and the others of the group lose all precision.
 
 (A codecs.py here would shadow the standard library's module of that name for a script run from this folder.)
 """
@@ -137,7 +137,7 @@ class ByEntry:
         """Each entry's tensors; codes are made with the scale as it is stored."""
         if record.dtype is not None:
             return PLAIN.encode(record, row)
-        stored = {}
+        stored: dict[str, Tensor] = {}
         for entry, prefix, columns in _entries(record):
             numbers = row[..., columns]
             if self._coded(entry):
@@ -151,14 +151,16 @@ class ByEntry:
         """The entries side by side again."""
         if record.dtype is not None:
             return PLAIN.decode(record, stored, dtype)
-        found = []
-        for entry, prefix, _ in _entries(record):
-            if self._coded(entry):
-                parts = {suffix: stored[prefix + suffix] for suffix in self.code.suffixes}
-                found.append(self.code.decode(parts, entry.dim, self._groups(entry), dtype))
-            else:
-                found.append(stored[prefix].to(dtype))
-        return _side_by_side(found)
+        if len(record.entries) == 1:
+            return self._decoded(record.entries[0], "", stored, dtype)
+        from .rounding import working
+
+        first = next(iter(stored.values()))
+        # Written once, in the dtype wanted, instead of decoded, converted and put side by side.
+        row = first.new_empty((*first.shape[:-1], record.width), dtype=dtype)
+        for entry, prefix, columns in _entries(record):
+            row[..., columns] = self._decoded(entry, prefix, stored, working(dtype))
+        return row
 
     def bound(self, record: Record, row: Tensor) -> Tensor:
         """Of what is coded from its step; of a rope key that is not, what its dtype cannot hold."""
@@ -171,7 +173,15 @@ class ByEntry:
                 found.append(self.code.bound(numbers, self._groups(entry)))
             else:
                 found.append((self._as_kept(numbers).to(numbers.dtype).double() - numbers.double()).abs())
-        return _side_by_side(found)
+        import torch
+
+        return torch.cat(found, dim=-1)
+
+    def _decoded(self, entry: Entry, prefix: str, stored: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        if not self._coded(entry):
+            return stored[prefix].to(dtype)
+        parts = {suffix: stored[prefix + suffix] for suffix in self.code.suffixes}
+        return self.code.decode(parts, entry.dim, self._groups(entry), dtype)
 
     def _coded(self, entry: Entry) -> bool:
         return self.rope or entry.name != ROPE_KEY
@@ -187,9 +197,10 @@ class ByEntry:
         if self.group is None:
             return 1
         if entry.dim % self.group:
+            remedy = "give fp8 or int8" if self.holds else f"give a group that divides {entry.dim}, or none"
             raise ValueError(
                 f"codec {self.name} takes groups of {self.group}, which do not divide the {entry.dim} numbers of "
-                f"{entry.name}; give a group that divides {entry.dim}"
+                f"{entry.name}; {remedy}"
             )
         return entry.dim // self.group
 
@@ -199,14 +210,6 @@ def _entries(record: Record) -> Iterator[tuple[Entry, str, slice]]:
     single = len(record.entries) == 1
     for entry in record.entries:
         yield entry, "" if single else f".{entry.name}", record.columns(entry.name)
-
-
-def _side_by_side(entries: list[Tensor]) -> Tensor:
-    if len(entries) == 1:
-        return entries[0]
-    import torch
-
-    return torch.cat(entries, dim=-1)
 
 
 def _integers(bits: int) -> Callable[[Spelled], Codec]:
@@ -236,10 +239,18 @@ CODECS: dict[str, tuple[Takes, Callable[[Spelled], Codec]]] = {
 }
 """What may follow each name, and what makes the codec."""
 
+SPELLINGS = {"fp8-token-head": "fp8"}
+
 
 def codec_named(name: str) -> Codec:
-    """The codec called `name`; an unknown name is refused with what there is."""
-    said = spelled("codec", name, {base: takes for base, (takes, _) in CODECS.items()})
+    """The codec called `name`; an unknown name is refused with what there is.
+
+    `fp8-token-head`, accounting's name of fp8, is taken too (`format_of`).
+    """
+    base, *rest = name.split(":")
+    said = spelled(
+        "codec", ":".join([SPELLINGS.get(base, base), *rest]), {base: takes for base, (takes, _) in CODECS.items()}
+    )
     return CODECS[said.base][1](said)
 
 

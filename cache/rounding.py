@@ -6,8 +6,6 @@ cache's dtype once. Symmetric codes stand for code * scale, asymmetric ones for 
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -15,6 +13,9 @@ from attn_variants.dtypes import torch_dtype
 
 SHORT = torch.bfloat16
 """Scales and middles of integer codes: two bytes like float16, but neither 1e30 nor 1e-30 leaves their range."""
+
+INSIDE = 1 - 2.0**-6
+"""What asymmetric codes reach of a dtype's largest number: rounded scales take them no further than that."""
 
 FP8 = torch.float8_e4m3fn
 FP8_TOP = 448
@@ -48,34 +49,29 @@ def per_group(stored: Tensor, groups: int) -> Tensor:
 
 
 def symmetric(row: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Codes of -top to top, still floats, and the scale (..., 1), the largest magnitude / top rounded up."""
+    """Codes of -top to top, still floats, and the scale (..., 1): the largest magnitude / top."""
     x = row.to(working(row.dtype))
-    room = _largest(row.dtype) / top * (1 - _unit(SHORT))
-    scale = _scale(x.abs().amax(-1, keepdim=True) / top, room, SHORT)
+    scale = _scale(x.abs().amax(-1, keepdim=True), top, _largest(row.dtype), SHORT)
     return (x / scale).round_().clamp_(-top, top), scale
 
 
 def asymmetric(row: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Codes of -top - 1 to top, still floats, the scale and the middle, (..., 1) each.
 
-    The middle is what code 0 stands for; the scale is large enough for both ends in spite of the middle's rounding.
+    The middle is what code 0 stands for, rounded; the scale is large enough for both ends in spite of that.
     """
-    x = row.to(working(row.dtype))
-    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
-    center, most = low * (top / (2 * top + 1)) + high * ((top + 1) / (2 * top + 1)), torch.finfo(SHORT).max
-    middle = center.clamp_(-most, most).to(SHORT)
-    m, largest = middle.to(x.dtype), _largest(row.dtype)
-    room = torch.minimum((largest - m) / top, (largest + m) / (top + 1)) * (1 - _unit(SHORT))
-    step = torch.maximum((high - m) / top, (m - low) / (top + 1))
-    scale = _scale(step, room.clamp_(max=_largest(torch.float32) / (top + 2)), SHORT)
+    x, most = row.to(working(row.dtype)), _largest(row.dtype) * INSIDE
+    low, high = (end.clamp_(-most, most) for end in (x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)))
+    middle = (low * (top / (2 * top + 1))).add_(high, alpha=(top + 1) / (2 * top + 1)).to(SHORT)
+    m = middle.to(x.dtype)
+    scale = _scale(torch.maximum((high - m) / top, (m - low) / (top + 1)), 1, _largest(x.dtype) / (top + 1), SHORT)
     return ((x - m) / scale).round_().clamp_(-top - 1, top), scale, middle
 
 
 def to_fp8(row: Tensor) -> tuple[Tensor, Tensor]:
-    """e4m3 codes and the float32 scale (..., 1), the largest magnitude / 448."""
+    """e4m3 codes and the float32 scale (..., 1): the largest magnitude / 448."""
     x = row.to(working(row.dtype))
-    room = _largest(row.dtype) / FP8_TOP * (1 - _unit(torch.float32))
-    scale = _scale(x.abs().amax(-1, keepdim=True) / FP8_TOP, room, torch.float32)
+    scale = _scale(x.abs().amax(-1, keepdim=True), FP8_TOP, _largest(row.dtype), torch.float32)
     return (x / scale).clamp_(-FP8_TOP, FP8_TOP).to(FP8), scale
 
 
@@ -102,9 +98,9 @@ def saturated(numbers: Tensor, dtype: str) -> Tensor:
 
 
 def pack(codes: Tensor) -> Tensor:
-    """Codes of -8 to 7, int8, two to a byte as two's complement: byte i holds number i low, number i + ceil(n / 2) high.
+    """Codes of -8 to 7, two to a byte as two's complement: byte i holds code i low and code i + ceil(n / 2) high.
 
-    (..., n) int8 to (..., ceil(n / 2)) uint8; where n is odd the last high half is 0.
+    (..., n) int8 to (..., ceil(n / 2)) uint8; where n is odd, the last high half is 0.
     """
     half = -(-codes.shape[-1] // 2)
     low, high = codes[..., :half], codes[..., half:]
@@ -123,7 +119,7 @@ def unpack(packed: Tensor, n: int) -> Tensor:
 def integer_bound(row: Tensor, scale: Tensor, middle: Tensor | float, lowest: int, highest: int) -> Tensor:
     """The most by which integer codes miss the row, float64: half a step, and the rounding to the row's dtype.
 
-    More only for numbers that lie outside the codes: within a step of the dtype's largest.
+    More only for numbers that lie outside the codes, at the end of the dtype's range.
     """
     x, step = row.double(), scale.double()
     away = x - (middle.double() if isinstance(middle, Tensor) else middle)
@@ -148,17 +144,13 @@ def last_rounding(row: Tensor, step: Tensor) -> Tensor:
     return _unit(row.dtype) * (row.double().abs() + step) + info.smallest_normal * info.eps
 
 
-def _scale(step: Tensor, room: Tensor | float, dtype: torch.dtype) -> Tensor:
-    """The step rounded up, so that no number lies outside the codes, but with the largest codes inside `room`.
+def _scale(reach: Tensor, top: int, most: float, dtype: torch.dtype) -> Tensor:
+    """reach / top rounded up, so that no number lies outside the codes, but top * scale never above `most`.
 
     s * (1 + u), rounded to nearest, is never below s, nor s * (1 - u) above it. Zero would divide by itself.
     """
-    info = torch.finfo(dtype)
-    least = torch.finfo(torch.float32).smallest_normal
-    raised = (step * (1 + _unit(dtype))).clamp_(min=least)
-    if isinstance(room, Tensor):
-        return torch.minimum(raised, room).to(dtype)
-    return raised.clamp_(max=min(room, info.max)).to(dtype)
+    unit, least = _unit(dtype), torch.finfo(torch.float32).smallest_normal
+    return (reach * ((1 + unit) / top)).clamp_(least, most / top * (1 - unit)).to(dtype)
 
 
 def _unit(dtype: torch.dtype) -> float:
@@ -167,6 +159,4 @@ def _unit(dtype: torch.dtype) -> float:
 
 def _largest(dtype: torch.dtype) -> float:
     """The largest number of a dtype that codes can stand for: a float64's is a bfloat16's."""
-    info = torch.finfo(SHORT if dtype == torch.float64 else dtype)
-    assert math.isfinite(info.max)
-    return float(info.max)
+    return float(torch.finfo(SHORT if dtype == torch.float64 else dtype).max)
