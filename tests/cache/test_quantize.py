@@ -168,7 +168,6 @@ def test_a_codec_s_name_is_what_was_said_in_one_order(said, name):
     [
         ("int9", r"unknown codec 'int9'; did you mean .*int8.*\(known: plain, int8, int4, fp8, fp8-mla\)"),
         ("", r"unknown codec '' \(known"),
-        ("fp8-tensor", r"unknown codec 'fp8-tensor'; did you mean fp8-mla or fp8\?|did you mean"),
         ("int8:sym:asym", r"'int8:sym:asym': say each word once, and sym or asym"),
         ("int8:rope:rope", r"say each word once"),
         ("int8:0", r"'int8:0': give the size of a group, sym, asym, rope or nothing, as in int8:64:rope"),
