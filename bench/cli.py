@@ -5,6 +5,7 @@ Exit codes: 0, 1 a check failed, 2 usage or bad input, 130 interrupted.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from attn_variants.cache import cache_shapes
 from attn_variants.cache.formats import format_named
+from attn_variants.cache.layouts import layout_named
 from attn_variants.cache.quantize import codec_named
 from attn_variants.config import Geometry
 from attn_variants.dtypes import canonical_dtype
@@ -30,7 +33,7 @@ from .case import (
     preset_geometry,
     variant_subject,
 )
-from .options import Common, Sizing, given, listed, numbered, require_positive, sized, spread
+from .options import Common, Sizing, Stored, given, listed, numbered, require_positive, sized, spread
 from .results import Report, deliver, environment, require_writable, to_stdout
 from .tables import as_text
 
@@ -156,6 +159,7 @@ def models(
 def parity(
     ctx: typer.Context,
     common: Common,
+    stored: Stored,
     geometry: Geometry = SMALL,
     variant: Variants = None,
     dtype: Dtypes = None,
@@ -166,13 +170,23 @@ def parity(
     """Is the output right? Every variant, store, backend and dtype, several ways, against a float64 reference."""
     require_ready(common)
     variants = buildable(variants_named(variant), geometry)
+    stores, codecs = storable(stored, variants, geometry)
     dtypes = dtypes_named(dtype or ["float32", "float16", "bfloat16"])
     device = resolved_device(common)
 
     from .parity import parity_report
 
     backends = None if backend is None else listed("--backend", backend)
-    report = parity_report(variants, geometry, dtypes=dtypes, backends=backends, device=device, seed=common.seed)
+    report = parity_report(
+        variants,
+        geometry,
+        dtypes=dtypes,
+        stores=stores,
+        codecs=codecs,
+        backends=backends,
+        device=device,
+        seed=common.seed,
+    )
     finish(ctx, report, common, device)
 
 
@@ -181,6 +195,7 @@ def parity(
 def throughput(
     ctx: typer.Context,
     common: Common,
+    stored: Stored,
     geometry: Geometry = SMALL,
     preset: Annotated[
         str | None,
@@ -207,6 +222,7 @@ def throughput(
         subject, (own, geometry) = preset, preset_geometry(preset)
         variant = variant or [own]
     variants = buildable(variants_named(variant), geometry)
+    stores, codecs = storable(stored, variants, geometry, static=compiled)
     contexts = numbered("--context", context or ["512", "2048"])
     batches = numbered("--batch", batch or ["1"])
     dtypes = dtypes_named(dtype or ["float32"])
@@ -216,11 +232,13 @@ def throughput(
     from .throughput import throughput_report
 
     cases = [
-        Case(subject, name, geometry, kind, rows, tokens)
+        Case(subject, name, geometry, kind, rows, tokens, store, codec)
         for name in variants
         for kind in dtypes
         for rows in batches
         for tokens in contexts
+        for store in stores
+        for codec in codecs
     ]
     settings = Settings(device, common.seed, against, compiled, repeats, warmup)
     finish(ctx, throughput_report(cases, settings), common, device)
@@ -231,6 +249,7 @@ def throughput(
 def generate(
     ctx: typer.Context,
     common: Common,
+    stored: Stored,
     model: Annotated[str, typer.Option(help="A Hugging Face folder, or a model that was fetched.")],
     prompt: Annotated[str, typer.Option(help="The text to continue.")],
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 128,
@@ -245,7 +264,16 @@ def generate(
     from .generate import generate_report
 
     say = to_stdout if shows_tables(common) else (lambda piece: None)
-    report = generate_report(model, prompt, max_new_tokens=max_new_tokens, dtype=chosen, device=device, say=say)
+    report = generate_report(
+        model,
+        prompt,
+        max_new_tokens=max_new_tokens,
+        dtype=chosen,
+        device=device,
+        say=say,
+        store=stored.store,
+        codec=codec_named(stored.codec).name,
+    )
     finish(ctx, report, common, device)
 
 
@@ -297,6 +325,23 @@ def buildable(variants: list[str], geometry: Geometry) -> list[str]:
     for name in variants:
         decoder_config(name, geometry)
     return variants
+
+
+def storable(
+    stored: Stored, variants: list[str], geometry: Geometry, *, static: bool = False
+) -> tuple[list[str], list[str]]:
+    """The stores and codecs asked for, after each was found to hold each of these variants: before any is made."""
+    stores = listed("--store", [stored.store])
+    codecs = [codec_named(name).name for name in listed("--codec", [stored.codec])]
+    for variant in variants:
+        specs = decoder_config(variant, geometry).cache_specs
+        try:
+            for store, codec in itertools.product(stores, codecs):
+                cache_shapes(specs, batch=1, capacity=1, store=store, codec=codec)
+                layout_named(store, specs[0], batch=1, capacity=1, static=static)
+        except ValueError as error:
+            raise ValueError(f"{variant}: {error}") from None
+    return stores, list(dict.fromkeys(codecs))
 
 
 def dtypes_named(values: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -44,9 +44,12 @@ class Case:
     dtype: str
     batch: int
     context: int
+    store: str = "full"
+    codec: str = "plain"
 
     def __str__(self) -> str:
-        return f"{self.subject} {self.variant} {self.dtype} batch {self.batch} context {self.context}"
+        sizes = f"{self.dtype} batch {self.batch} context {self.context}"
+        return f"{self.subject} {self.variant} {self.store} {self.codec} {sizes}"
 
     @property
     def weights(self) -> tuple[str, Geometry, str]:
@@ -114,9 +117,10 @@ def _entered(
     """The contestants of a case, each on an empty cache that holds every step to come."""
     steps = 2 * settings.warmup + settings.repeats * TURN_STEPS + 1
     capacity = case.context + steps
-    contestants: list[Contestant] = [Ours(decoder, batch=case.batch, capacity=capacity)]
+    sizes: dict[str, Any] = {"batch": case.batch, "capacity": capacity, "store": case.store, "codec": case.codec}
+    contestants: list[Contestant] = [Ours(decoder, **sizes)]
     if settings.compiled:
-        contestants.append(Compiled(decoder, batch=case.batch, capacity=capacity))
+        contestants.append(Compiled(decoder, **sizes))
     contestants += [Transformers(twin, cache=cache, capacity=capacity) for cache, twin in twins.items()]
     return contestants
 

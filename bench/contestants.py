@@ -62,13 +62,22 @@ class Contestant(Protocol):
 
 
 class Ours:
-    """Our decoder on a full store."""
+    """Our decoder on one of our stores."""
 
     peer = "attn-variants"
     ways: tuple[str, ...] = ("eager",)
     setting = "eager"
 
-    def __init__(self, decoder: Decoder, *, batch: int, capacity: int, static: bool = False) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        batch: int,
+        capacity: int,
+        store: str = "full",
+        codec: str = "plain",
+        static: bool = False,
+    ) -> None:
         self._decoder = decoder
         self._cache = KVCache(
             decoder.cache_specs,
@@ -76,6 +85,8 @@ class Ours:
             capacity=capacity,
             dtype=decoder.dtype,
             device=decoder.device,
+            store=store,
+            codec=codec,
             static=static,
         )
 
@@ -83,8 +94,8 @@ class Ours:
         """There is one way."""
 
     def clear(self) -> None:
-        """Back to the beginning; no number is touched."""
-        self._cache.rewind(self._cache.lengths.tolist())
+        """Back to the beginning."""
+        self._cache.free()
 
     def prefill(self, ids: Tensor) -> Tensor:
         """Fill the empty cache; the last token's logits."""
@@ -113,8 +124,10 @@ class Compiled(Ours):
 
     setting = "compiled"
 
-    def __init__(self, decoder: Decoder, *, batch: int, capacity: int) -> None:
-        super().__init__(decoder, batch=batch, capacity=capacity, static=True)
+    def __init__(
+        self, decoder: Decoder, *, batch: int, capacity: int, store: str = "full", codec: str = "plain"
+    ) -> None:
+        super().__init__(decoder, batch=batch, capacity=capacity, store=store, codec=codec, static=True)
         # All decoders share one `compute`, whose graphs are counted together: without this the ninth would run eagerly.
         torch._dynamo.reset()
         self._compute = torch.compile(decoder.compute, dynamic=False)

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from attn_variants.cache import KVCache
+from attn_variants.architectures import decoder_config
+from attn_variants.cache import KVCache, cache_shapes
 from attn_variants.checkpoints import load_tokenizer
 from attn_variants.checkpoints.fetch import model_folder
 from attn_variants.decoder import Decoder
@@ -29,20 +30,29 @@ COLUMNS = (
 
 
 def generate_report(
-    model: str, prompt: str, *, max_new_tokens: int, dtype: str | None, device: str, say: Callable[[str], None]
+    model: str,
+    prompt: str,
+    *,
+    max_new_tokens: int,
+    dtype: str | None,
+    device: str,
+    say: Callable[[str], None],
+    store: str = "full",
+    codec: str = "plain",
 ) -> Report:
     """Greedy continuation of a prompt; `say` is given the text piece by piece, whole characters only.
 
-    model: a Hugging Face folder, or the name of a model that was fetched. Raises ValueError for what cannot be loaded
-    and for a prompt without a token.
+    model: a Hugging Face folder, or the name of a model that was fetched. store, codec: of its cache. Raises ValueError
+    for what cannot be loaded, a prompt without a token, and, before weights are read, a store that cannot be made.
     """
     folder = model_folder(model)
+    cache_shapes(decoder_config(folder).cache_specs, batch=1, capacity=1, store=store, codec=codec)
     tokenizer = load_tokenizer(folder)
     ids = tokenizer.encode(prompt)
     if not ids:
         raise ValueError("--prompt is empty; give some text to continue")
     decoder = Decoder.from_pretrained(folder, dtype=dtype, device=device).eval()
-    row = _generated(decoder, ids, tokenizer.decode, max_new_tokens, say)
+    row = _generated(decoder, ids, tokenizer.decode, max_new_tokens, say, store=store, codec=codec)
     return Report([{"model": str(model)} | row], [Table(f"{Path(model).name} on {device}", COLUMNS, [row])])
 
 
@@ -52,6 +62,9 @@ def _generated(
     decode: Callable[[list[int]], str],
     max_new_tokens: int,
     say: Callable[[str], None],
+    *,
+    store: str = "full",
+    codec: str = "plain",
 ) -> Row:
     cache = KVCache(
         decoder.cache_specs,
@@ -59,6 +72,8 @@ def _generated(
         capacity=len(prompt) + max_new_tokens - 1,
         dtype=decoder.dtype,
         device=decoder.device,
+        store=store,
+        codec=codec,
     )
     ids: list[int] = []
     text, said, reason = "", 0, "length"
@@ -83,5 +98,7 @@ def _generated(
         "reason": reason,
         "ttft_ms": (first - start) * 1e3,
         "tokens_per_s": (len(ids) - 1) / (last - first) if len(ids) > 1 else None,
+        "store": store,
+        "codec": codec,
         "cache_bytes": cache.nbytes,
     }

@@ -32,7 +32,8 @@ class Question:
     """What is asked of every subject.
 
     policy: None is `allocated` where a store can hold the subject, else `ideal`; see `attn_variants.cache.policies`.
-    store: None is the policy's own.     codec: of our stores, over a plain kv_dtype.     budget: bytes per rank, for weights and cache.
+    store: None is the policy's own.     codec: of our stores, over a plain kv_dtype.
+    budget: bytes per rank, for weights and cache.
     weights: bytes of the whole model, `auto` to count them, None to leave them out.
     """
 
@@ -92,8 +93,8 @@ SHAPE_COLUMNS = (
 )
 NOTE = (
     "bytes/token: what one more token of one sequence adds over all layers at this context, 0 where windows are full; "
-    "ideal: what attention can ever read; reserved: what the store sets aside for batch x context, by formula. Of that, "
-    "used is what attention can read and waste the rest: slots out of sight, the end of a last page, a pool's page 0."
+    "ideal: what attention can ever read; reserved: what the store sets aside for batch x context, by formula. "
+    "used: what attention can read of that; waste: slots out of sight, the end of a last page, a pool's page 0."
 )
 
 
@@ -221,7 +222,7 @@ def _row(
     if reserved is not None:
         row["bytes_used"], row["bytes_wasted"] = row["bytes_ideal"], reserved - row["bytes_ideal"]
     if subject.mha is not None and reserved is not None:
-        plain = {"kv_dtype": _stored(subject, question)[0], **question.split}
+        plain: dict[str, Any] = {"kv_dtype": _stored(subject, question)[0], **question.split}
         row["ratio_to_mha"] = reserved / subject.mha.bytes(**sizes, **plain, policy="allocated")
     if measure:
         row |= _measured(subject, question)

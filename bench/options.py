@@ -42,7 +42,7 @@ CODEC = "How numbers are stored: plain, int8, int4 (each :GROUP, :sym, :asym), f
 
 @dataclass(frozen=True)
 class Stored:
-    """The store of what is run: its layout and its codec."""
+    """The store of what is run: its layout and its codec. Commands that make several take comma lists."""
 
     store: Annotated[str, typer.Option(help=STORE)] = "full"
     codec: Annotated[str, typer.Option(help=CODEC)] = "plain"

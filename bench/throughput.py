@@ -7,7 +7,7 @@ from itertools import groupby
 
 import torch
 
-from attn_variants.cache import ideal_bytes
+from attn_variants.cache.accounting import used_bytes
 from attn_variants.decoder import Decoder
 from attn_variants.linear import lay_out_weights, weights_by_columns
 from attn_variants.names import unknown
@@ -16,7 +16,7 @@ from .case import decoder_config, random_decoder
 from .contest import Case, Measured, Settings, contest
 from .contestants import TRANSFORMERS_CACHES, Ours
 from .measure import Timings, quantile, read_bandwidth
-from .parity import TOLERANCES
+from .parity import TOLERANCES, tolerance_of
 from .peers import transformers_twin
 from .progress import Progress
 from .results import Report, Row
@@ -24,12 +24,14 @@ from .tables import Column, Table, exact, figure, folded, size
 
 PEERS = ("transformers",)
 
-SAME = ("subject", "variant", "dtype", "batch", "context")
+SAME = ("subject", "variant", "store", "codec", "dtype", "batch", "context")
 """What two contestants agree on when they can be compared."""
 
 COLUMNS = (
     Column("subject", "subject", right=False),
     Column("variant", "variant", right=False),
+    Column("store", "store", right=False),
+    Column("codec", "codec", right=False),
     Column("dtype", "dtype", right=False),
     Column("batch", "batch"),
     Column("context", "context", exact),
@@ -90,7 +92,7 @@ def _disagreements(case: Case, measured: Sequence[Measured]) -> Iterator[str]:
     for other in measured[1:]:
         assert other.logits is not None
         error = float((other.logits.double() - ours.double()).abs().max() / ours.double().abs().max())
-        if not error <= 2 * TOLERANCES[case.dtype]:
+        if not error <= 2 * tolerance_of(case.dtype, case.codec):
             yield (
                 f"{case}: {other.contestant.peer} ({other.contestant.setting}) computes other logits, error {error:.1e}"
             )
@@ -130,8 +132,8 @@ def _shared_fields(case: Case, settings: Settings, decoder: Decoder, bandwidth: 
         "variant": case.variant,
         "peer": None,
         "setting": None,
-        "store": "full",
-        "codec": "plain",
+        "store": case.store,
+        "codec": case.codec,
         "dtype": case.dtype,
         "device": settings.device,
         "threads": torch.get_num_threads(),
@@ -143,7 +145,9 @@ def _shared_fields(case: Case, settings: Settings, decoder: Decoder, bandwidth: 
         "ms_p95": None,
         "samples": None,
         "cache_bytes": None,
-        "cache_bytes_read": ideal_bytes(decoder.cache_specs, batch=case.batch, context=case.context, dtype=case.dtype),
+        "cache_bytes_read": used_bytes(
+            decoder.cache_specs, batch=case.batch, context=case.context, codec=case.codec, dtype=case.dtype
+        ),
         "weight_bytes": weight_bytes_read(decoder, case.batch),
         "weights_by_columns": None,
         "parameter_bytes": sum(parameter.nbytes for parameter in decoder.parameters()),

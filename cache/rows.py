@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .layouts import held_positions, kind_of
+from .layouts import held_positions
+from .paged import Paged
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
@@ -34,7 +35,8 @@ class Row:
 def read_row(cache: KVCache, row: int, length: int, first: Mapping[str, int]) -> Row:
     """The first `length` tokens of a row; `first` as in `Row`, and not before what its layout holds."""
     lengths = range(max(0, cache._high[row] - cache.burst + 1), length + 1)
-    tokens, states = {}, {}
+    tokens: dict[str, Tensor] = {}
+    states: dict[str, Tensor] = {}
     for layer, store in cache._stores.items():
         states |= _named(layer, store.read_states(row, lengths))
         if store.kind in first:
@@ -69,7 +71,7 @@ def share(cache: KVCache, source: int, rows: Sequence[int], length: int) -> None
     )
     for row in rows:
         for layout in layouts.values():
-            if layout.pooled:
+            if isinstance(layout, Paged):
                 layout.share(source, row, length)
     write_rows(cache, dict.fromkeys(rows, content))
 

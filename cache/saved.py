@@ -79,7 +79,7 @@ def save(cache: KVCache, path: Path, model: nn.Module, rows: Sequence[int]) -> N
     tensors = {
         f"rows.{at}.{name}": tensor.detach().cpu().contiguous()
         for at, row in enumerate(held)
-        for name, tensor in (row.tokens | row.states).items()
+        for name, tensor in {**row.tokens, **row.states}.items()
     }
     text = json.dumps(vars(about))
     metadata = {"format": FORMAT, "cache": text, "digest": _file_digest(text, tensors)}
@@ -141,7 +141,8 @@ def _opened(path: Path) -> tuple[Saved, dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # type: ignore[no-untyped-call]
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise ValueError(f"{path} is broken off, or no safetensors file: {error}") from error
     if metadata.get("format") != FORMAT:
@@ -161,7 +162,9 @@ def _require_same(cache: KVCache, path: Path, about: Saved, model: nn.Module) ->
         raise ValueError(f"{path} was saved from another model: its config or cache specs are not this one's")
     for name, given, wanted in (("dtype", about.dtype, cache.dtype), ("codec", about.codec, cache.codec)):
         if given != wanted:
-            raise ValueError(f"{path} was saved in {name} {given}, the cache is in {wanted}: make it with {name}={given}")
+            raise ValueError(
+                f"{path} was saved in {name} {given}, the cache is in {wanted}: make it with {name}={given}"
+            )
     parameters = dict(model.named_parameters())
     if about.weight not in parameters or about.weight_digest != _tensor_digest(parameters[about.weight]):
         raise ValueError(f"{path} was saved from another model: its weight {about.weight} is not this one's")
@@ -170,13 +173,12 @@ def _require_same(cache: KVCache, path: Path, about: Saved, model: nn.Module) ->
 def _row(cache: KVCache, path: Path, about: Saved, at: int, tensors: Mapping[str, Tensor]) -> Row:
     """One row of the file, once it has been found to be what the cache's layers take."""
     length, first, snapshots = about.lengths[at], about.first[at], about.snapshots[at]
-    tokens, states = {}, {}
+    tokens: dict[str, tuple[int, ...]] = {}
+    states: dict[str, tuple[int, ...]] = {}
     for layer, store in cache._stores.items():
         count = len(held_positions(store.spec, length, first[store.kind]))
         tokens |= {f"layers.{layer}.{name}": (heads, count, width) for name, (heads, width) in store.parts.items()}
-        states |= {
-            f"layers.{layer}.{state.name}": (snapshots, *state.shape) for state in store.spec.states
-        }
+        states |= {f"layers.{layer}.{state.name}": (snapshots, *state.shape) for state in store.spec.states}
     wanted = tokens | states
     found = {name: tensors.get(f"rows.{at}.{name}") for name in wanted}
     held = cache.tensors
@@ -224,5 +226,5 @@ def _file_digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 def _tensor_digest(tensor: Tensor) -> str:
     found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()

@@ -45,7 +45,10 @@ def holds(codec, model):
 
 
 def going_on(model, cache, rows=None):
-    return [torch.cat(logits) for logits in zip(*(append(model, cache, [[a], [b]], rows) for a, b in FOLLOWING))]
+    return [
+        torch.cat(logits)
+        for logits in zip(*(append(model, cache, [[a], [b]], rows) for a, b in FOLLOWING), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -276,8 +279,12 @@ def test_other_files_are_refused_by_name(prompt, tmp_path):
     model, _ = prompt
     cache = kv_cache(model)
     save_file({"k": torch.zeros(3)}, tmp_path / "weights")
-    refused("weights holds no saved cache: its safetensors metadata does not say 'attn-variants cache'",
-            tmp_path / "weights", model, cache)
+    refused(
+        "weights holds no saved cache: its safetensors metadata does not say 'attn-variants cache'",
+        tmp_path / "weights",
+        model,
+        cache,
+    )
     (tmp_path / "text").write_text("a text, and no tensors\n" * 99)
     refused("text is broken off, or no safetensors file", tmp_path / "text", model, cache)
     refused("missing is not there; give a file that save wrote", tmp_path / "missing", model, cache)

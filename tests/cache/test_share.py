@@ -7,7 +7,6 @@ from attn_variants.cache import KVCache
 from tests.cache.test_saved import STORES, Summing, windowed
 from tests.tiny import LONG, SHORT, append, decoder, error, kv_cache, same, snapshot, variants
 
-
 stores = pytest.mark.parametrize("store", STORES)
 
 
