@@ -52,3 +52,27 @@ def test_a_text_config_may_lie_two_keys_deep(model_type):
     config["thinker_config"] = {}
     with pytest.raises(ValueError, match=r"thinker_config\.text_config is missing"):
         _bytes(config, 21)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "diffllama", **SMALL, "num_key_value_heads": 1}, r"num_key_value_heads must be even"),
+        (
+            {"model_type": "dory", **SMALL, "n_input_layers": 1, "n_output_layers": 1, "n_recurrent_layers": 3},
+            "n_input_layers, n_recurrent_layers and n_output_layers must add up",
+        ),
+        (
+            {
+                "model_type": "kimi_linear",
+                **SMALL,
+                "linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [3, 6]},
+            },
+            "must name every layer once",
+        ),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_what_transformers_refuses_to_build_has_no_size(config, message):
+    with pytest.raises(ValueError, match=message):
+        _bytes(config, 21)

@@ -31,7 +31,12 @@ FAMILIES: Mapping[str, Family | Nested] = {
     "cosmos3_edge_text": Family(sizes(28, 2048, 16, kv=Default(8, HEADS), head_dim=128)),
     "csm": Family(sizes(16, 2048, 32, kv=Default(8, HEADS))),
     "deepseek_ocr2_text": Family(sizes(32, 4096, 32, head_dim=Computed(SPLIT))),
-    "diffllama": Family(sizes(16, 2048, 32)),
+    "diffllama": Family(
+        sizes(16, 2048, 32),
+        requires={
+            "num_key_value_heads % 2 == 0": "num_key_value_heads must be even: attention is the difference of two"
+        },
+    ),
     "doge": Family(sizes(32, 1024, 8)),
     "emu3_text_model": Family(sizes(32, 4096, 32, kv=8)),
     "ernie4_5": Family(sizes(18, 1024, 16, kv=Default(2, HEADS), head_dim=Default(128, SPLIT))),

@@ -83,6 +83,12 @@ FAMILIES: Mapping[str, Family | Nested] = {
             ),
             "loops": Computed("1 if recurrent_kv_cache_mode == 'last_loop' else n_recurrent_loops"),
         },
+        requires={
+            "num_hidden_layers == n_input_layers + n_output_layers + "
+            "(num_hidden_layers - n_input_layers - n_output_layers if n_recurrent_layers is None "
+            "else n_recurrent_layers)": "n_input_layers, n_recurrent_layers and n_output_layers must add up to "
+            "num_hidden_layers"
+        },
         count="num_hidden_layers // parts",
         layer="'sliding_attention' if (i + 1) % 4 else 'full_attention'",
         listed="layer_types[i * parts]",
