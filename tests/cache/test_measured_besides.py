@@ -27,6 +27,8 @@ def _bytes(config, context, store=None):
         ({"model_type": "pocket_tts", **SMALL, "num_key_value_heads": None}, 32256, 35328),
         # `sliding_window` goes before half of `local_attention`, which is its default.
         ({"model_type": "modernbert-decoder", **MODERNBERT}, 35840, 37888),
+        # It makes 32 states, whatever the number of blocks.
+        ({"model_type": "xlstm", "hidden_size": 128, "num_heads": 4, "num_blocks": 2}, 270856, 270856),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )

@@ -217,7 +217,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
                 )
             )
         },
-        # Its cache holds one counter of eight bytes.
-        transformers=Held(once=8),
+        # Its cache is as long as `num_hidden_layers`, 32 even beside fewer blocks, with one counter of eight bytes.
+        transformers=Held({"num_hidden_layers": Default(32, "num_blocks")}, once=8),
     ),
 }
