@@ -177,8 +177,9 @@ def _transformers(found: Architecture, store: str | None, form: Format) -> Count
     dropped = caches[store or "dynamic"]
 
     def kept(spec: CacheSpec, context: int) -> Kept:
-        limit = spec.window or spec.chunk
-        tokens = context if limit is None else min(context, limit - dropped)
+        # One that is to keep none keeps all, since its slice `[-0:]` is the whole.
+        limit = (spec.window or spec.chunk or 0) - dropped
+        tokens = min(context, limit) if limit > 0 else context
         return (*((entry, tokens) for entry in spec.entries), *strided_entries(spec, context))
 
     return kept

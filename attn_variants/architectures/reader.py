@@ -87,28 +87,27 @@ def decoder_fields(config: Mapping[str, Any]) -> tuple[str, Fields]:
     return model_type, Fields(config, found)
 
 
-def _nested(model_type: str, nested: Nested, config: Mapping[str, Any]) -> tuple[str, Fields]:
-    inner = config.get(nested.key)
+def _nested(model_type: str, nested: Nested, config: Mapping[str, Any], prefix: str = "") -> tuple[str, Fields]:
+    inner, key, usual = config.get(nested.key), prefix + nested.key, FAMILIES[nested.model_type]
     if inner is None:
         # Files from before the text config had a place of its own hold its fields beside the others.
-        found = _known("model_type", nested.model_type)
-        assert isinstance(found, Family)
-        fields = Fields(config, found)
-        if not fields.given("num_hidden_layers"):
-            raise ValueError(f"{nested.key} is missing, which model_type {model_type!r} keeps its decoder's fields in")
-        return nested.model_type, fields
+        if isinstance(usual, Family) and (fields := Fields(config, usual, prefix)).given("num_hidden_layers"):
+            return nested.model_type, fields
+        raise ValueError(f"{key} is missing, which model_type {model_type!r} keeps its decoder's fields in")
     if not isinstance(inner, dict):
-        raise ValueError(f"{nested.key} of model_type {model_type!r} must be an object, not {inner!r:.40}")
+        raise ValueError(f"{key} of model_type {model_type!r} must be an object, not {inner!r:.40}")
     for name in DECISIVE:
         if None not in (config.get(name), inner.get(name)) and config[name] != inner[name]:
             raise ValueError(
-                f"{name} ({config[name]!r}) and {nested.key}.{name} ({inner[name]!r}) contradict each other: keep one"
+                f"{prefix}{name} ({config[name]!r}) and {key}.{name} ({inner[name]!r}) contradict each other: keep one"
             )
     inner_type = inner.get("model_type") or nested.model_type
-    found = _known(f"{nested.key}.model_type", inner_type)
+    found = _known(f"{key}.model_type", inner_type)
+    if isinstance(found, Nested) and isinstance(usual, Nested):
+        return _nested(inner_type, found, inner, f"{key}.")
     if not isinstance(found, Family):
-        raise ValueError(f"{nested.key}.model_type {inner_type!r} is not a decoder's")
-    return inner_type, Fields(inner, found, prefix=f"{nested.key}.")
+        raise ValueError(f"{key}.model_type {inner_type!r} is not a decoder's")
+    return inner_type, Fields(inner, found, prefix=f"{key}.")
 
 
 def _known(field: str, model_type: Any) -> Family | Nested:
