@@ -12,6 +12,7 @@ class TestRefusals:
         ("arguments", "message"),
         [
             ({"kv_dtype": "fp9"}, r"unknown kv_dtype 'fp9'; did you mean fp8"),
+            ({"kv_dtype": None}, r"kv_dtype \(None\) must be a string; give one of auto, bfloat16"),
             ({"kv_dtype": "nvfp4"}, r"kv_dtype \('nvfp4'\) runs on Blackwell only"),
             ({"kv_dtype": "turboquant_k8v4"}, r"has a packed layout that is not counted here"),
             ({"kv_dtype": "fp8_ds_mla"}, r"kv_dtype \('fp8_ds_mla'\) is taken by no attention backend"),
@@ -28,7 +29,7 @@ class TestRefusals:
         with pytest.raises(ValueError, match=message):
             vllm(FULL, **arguments)
 
-    @pytest.mark.parametrize("model_type", ["bert", "xlnet", "rwkv", "inkling_text"])
+    @pytest.mark.parametrize("model_type", ["bert", "xlnet", "rwkv", "hy_v4"])
     def test_model_types_whose_rules_are_not_known(self, model_type: str) -> None:
         with pytest.raises(ValueError, match=f"model_type '{model_type}' has no vllm figures: .*; use policy 'ideal'"):
             vllm({"model_type": model_type})
@@ -45,6 +46,32 @@ class TestRefusals:
         assert vllm(bloom).bytes_per_block == 3 * 16 * 2 * 6 * 64 * 2
         with pytest.raises(ValueError, match=r"kv_dtype \('fp8'\) is not taken by attention with ALiBi"):
             vllm(bloom, kv_dtype="fp8")
+
+    @pytest.mark.parametrize(
+        "quantization",
+        [
+            {"quant_method": "fp8"},
+            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+            {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8"},
+            {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+        ],
+    )
+    def test_fp8_of_another_kind_than_the_checkpoints_scales(self, quantization: dict[str, Any]) -> None:
+        with pytest.raises(
+            ValueError, match=r"kv_dtype \('fp8_e5m2'\) is refused by vLLM for checkpoints .* give 'fp8'"
+        ):
+            vllm({**FULL, "quantization_config": quantization}, kv_dtype="fp8_e5m2")
+
+    @pytest.mark.parametrize(
+        "quantization",
+        [
+            {"quant_method": "compressed-tensors"},
+            {"quant_method": "mxfp4"},
+            {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+        ],
+    )
+    def test_checkpoints_without_scales_take_either_fp8(self, quantization: dict[str, Any]) -> None:
+        assert vllm({**FULL, "quantization_config": quantization}, kv_dtype="fp8_e5m2").bytes_per_block == 12288
 
     def test_falcons_cache_stays_in_the_models_dtype(self) -> None:
         falcon = {"model_type": "falcon", "num_hidden_layers": 3, "hidden_size": 384, "num_attention_heads": 6}
