@@ -91,7 +91,7 @@ def _of_checkpoint(architecture: Architecture) -> str:
 
     Only compressed tensors have a scheme that attention reads, and attention over latents does not read it.
     """
-    quantization, at_top = _quantization(architecture)
+    quantization, at_top = quantization_of(architecture)
     method = str(quantization.get("quant_method", ""))
     if method == "compressed-tensors":
         latent = any(record.name == "kv" for spec in architecture.layers for record in spec.records)
@@ -110,7 +110,7 @@ def _of_checkpoint(architecture: Architecture) -> str:
 
 def scales_fp8(architecture: Architecture) -> bool:
     """Whether a checkpoint brings scales for an fp8 cache, of e4m3 (_init_kv_cache_quant, attention.py)."""
-    quantization, _ = _quantization(architecture)
+    quantization, _ = quantization_of(architecture)
     method = str(quantization.get("quant_method", ""))
     if method == "compressed-tensors":
         return bool(quantization.get("kv_cache_scheme"))
@@ -119,7 +119,7 @@ def scales_fp8(architecture: Architecture) -> bool:
     return method == "fp8" or method.startswith("modelopt")
 
 
-def _quantization(architecture: Architecture) -> tuple[Mapping[str, Any], bool]:
+def quantization_of(architecture: Architecture) -> tuple[Mapping[str, Any], bool]:
     """A checkpoint's quantization_config, empty where there is none, and whether it lies at the top of config.json."""
     assert architecture.fields is not None
     top = architecture.config.get("quantization_config")

@@ -17,6 +17,7 @@ from .dtypes import KV_DTYPES, KVDtype, scales_fp8
 from .families import REFUSED, RULES, V4_ALIGN, Listed, Rules, States
 from .kernels import GROUPED, LATENT, Kernel
 from .pages import UNSIZED, Kind, Page
+from .splits import require_split
 
 FP8_LATENT_BYTES = 656
 """The fp8_ds_mla record: 512 numbers in fp8, four float32 scales, 64 rotated numbers in bfloat16 (mla_attention.py)."""
@@ -98,6 +99,7 @@ class Rows:
             if heads % self.tp:
                 name = self.scope.fields.spelled("num_attention_heads")
                 raise ValueError(f"{name} ({heads}) must be a multiple of tp ({self.tp}): give a tp that divides it")
+        require_split(self.architecture, self.tp)
         for formula, message in self.rules.requires.items():
             if not evaluate(formula, self.scope):
                 values = ", ".join(f"{name} = {self.scope[name]!r:.40}" for name in names(formula))
@@ -147,7 +149,7 @@ class Rows:
                 yield record.width if self.rules.head_dim is None else self._whole(self.rules.head_dim)
 
     def _grouped(self, k: Record, v: Record, kind: str, spec: CacheSpec) -> Page:
-        heads = self._heads(k.heads)
+        heads = self._heads(k.heads, k.width)
         entry = heads * (self.kv_dtype.width(k.width) + self.kv_dtype.width(v.width))
         formula = self.rules.windows.get(kind)
         window = spec.window if formula is None else evaluate(formula, self.scope)
@@ -158,14 +160,14 @@ class Rows:
             return Page(Kind.CHUNKED, what, entry, UNSIZED, span=spec.chunk)
         return Page(Kind.FULL, what, entry, UNSIZED)
 
-    def _heads(self, total: int) -> int:
+    def _heads(self, total: int, width: int) -> int:
         """Key/value heads of a rank: tp divides them or is a multiple of them (models/llama.py and its like)."""
         name = self.scope.fields.spelled("num_key_value_heads")
         if self.tp > total and not self.rules.replicates:
             raise ValueError(
                 f"tp ({self.tp}) must be at most {name} ({total}), for vLLM leaves other ranks no head: give less"
             )
-        if max(total, self.tp) % min(total, self.tp) and not self.rules.uneven:
+        if max(total, self.tp) % min(total, self.tp) and not (self.rules.uneven and total * width % self.tp == 0):
             raise ValueError(
                 f"tp ({self.tp}) must divide {name} ({total}) or be a multiple of it: give a tp that does either"
             )
@@ -174,7 +176,8 @@ class Rows:
     def _expanded(self) -> Page:
         """Latents stored as the keys and values of every head, values as wide as keys."""
         assert self.rules.head_dim is not None
-        width, heads = self._whole(self.rules.head_dim), self._heads(self._whole("num_attention_heads"))
+        width = self._whole(self.rules.head_dim)
+        heads = self._heads(self._whole("num_attention_heads"), width)
         return Page(Kind.FULL, ("heads", heads, width, width), 2 * heads * self.kv_dtype.width(width), UNSIZED)
 
     def _latent(self, kv: Record, indexed: bool) -> Page:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.cache.vllm_models import FULL, STRIDES, vllm
+from tests.cache.vllm_models import FULL, LATENTS, STRIDES, vllm
 
 
 class TestRefusals:
@@ -72,6 +72,61 @@ class TestRefusals:
     )
     def test_checkpoints_without_scales_take_either_fp8(self, quantization: dict[str, Any]) -> None:
         assert vllm({**FULL, "quantization_config": quantization}, kv_dtype="fp8_e5m2").bytes_per_block == 12288
+
+    @pytest.mark.parametrize(
+        ("config", "tp", "message"),
+        [
+            (
+                {**FULL, "intermediate_size": 1001},
+                2,
+                r"tp \(2\) must divide intermediate_size \(an MLP of 1001 numbers\)",
+            ),
+            (
+                {**FULL, "vocab_size": 32000},
+                6,
+                r"tp \(6\) must divide vocab_size \(32000\) rounded up to a multiple of 64",
+            ),
+            (
+                {**FULL, "model_type": "gpt_oss", "intermediate_size": 2881},
+                2,
+                r"tp \(2\) must divide intermediate_size \(an MLP of 2881 numbers\)",
+            ),
+            # Its shared MLP is three experts wide.
+            (
+                {
+                    **LATENTS,
+                    "intermediate_size": 512,
+                    "moe_intermediate_size": 36,
+                    "n_shared_experts": 3,
+                    "num_experts_per_tok": 2,
+                },
+                8,
+                r"tp \(8\) must divide intermediate_size or moe_intermediate_size",
+            ),
+            (
+                {
+                    **FULL,
+                    "intermediate_size": 640,
+                    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+                },
+                2,
+                r"whole blocks of 128 numbers of intermediate_size \(an MLP of 640 numbers\), .* give a smaller tp",
+            ),
+        ],
+    )
+    def test_weights_that_a_split_leaves_a_remainder_of(self, config: dict[str, Any], tp: int, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            vllm(config, tp=tp)
+
+    def test_weights_that_a_split_fits(self) -> None:
+        fitting = {**FULL, "intermediate_size": 1002, "vocab_size": 32200}
+        # 32200 tokens are 504 times 64 when rounded up.
+        assert -(-32200 // 64) * 64 == 6 * 5376
+        assert vllm(fitting, tp=6).bytes_per_block == vllm(FULL, tp=6).bytes_per_block
+        blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        assert vllm({**FULL, "intermediate_size": 768, "quantization_config": blocks}, tp=6).bytes_per_block
+        # What config.json leaves to its class is not held against a tp.
+        assert vllm({**FULL, "intermediate_size": None}, tp=6).bytes_per_block
 
     def test_falcons_cache_stays_in_the_models_dtype(self) -> None:
         falcon = {"model_type": "falcon", "num_hidden_layers": 3, "hidden_size": 384, "num_attention_heads": 6}

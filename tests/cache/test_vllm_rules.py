@@ -85,6 +85,9 @@ class TestTensorParallel:
         assert vllm({**config, "model_type": "olmo2"}, tp=2).bytes_per_block == 24576
         with pytest.raises(ValueError, match=r"tp \(2\) must divide num_key_value_heads \(5\)"):
             vllm(config, tp=2)
+        # But their projections must split evenly: 2 * 64 numbers do not over three ranks.
+        with pytest.raises(ValueError, match=r"tp \(3\) must divide num_key_value_heads \(2\)"):
+            vllm({**FULL, "model_type": "olmo2"}, tp=3)
 
     def test_gpt_oss_has_no_heads_to_repeat(self) -> None:
         config = {**FULL, "model_type": "gpt_oss", "sliding_window": 40}
