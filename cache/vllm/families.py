@@ -179,6 +179,8 @@ def inkling_tail(heads: str, dim: str) -> tuple[Listed, ...]:
 
 
 RULES: Mapping[str, Rules] = {
+    # transformers' code, whose latents vLLM does not recognise, as of youtu; its indexer's keys are not kept.
+    "axk2": EXPANDED_LATENTS,
     "bloom": Rules(alibi=True),
     # Its window counts the tokens before the current one (models/commandr.py, cohere2_moe.py).
     "cohere2": Rules(windows={"sliding_attention": "sliding_window + 1"}),
@@ -243,6 +245,8 @@ RULES: Mapping[str, Rules] = {
     "qwen3_next": Rules(states=QWEN_DELTA),
     # transformers' code, whose latents vLLM does not recognise.
     "youtu": replace(EXPANDED_LATENTS, defaults={"qk_nope_head_dim": "128"}),
+    # transformers' code, of which vLLM keeps neither tails of convolutions nor windows.
+    "zaya": replace(WRAPPED, windows={"hybrid_sliding": "None"}, beside={"hybrid": (), "hybrid_sliding": ()}),
     "zamba2": Rules(states=mamba2(EXPANDED, "mamba_ngroups", "mamba_d_state", "n_mamba_heads", "mamba_d_conv")),
     **dict.fromkeys(
         ("mimo", "qwen2", "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text"), ALL_ALIKE
@@ -354,13 +358,11 @@ REFUSED: Mapping[str, str] = {
             "xlnet",
             "xlstm",
             "zamba",
-            "zaya",
         ),
         _NO_CODE,
     ),
     **dict.fromkeys(
         (
-            "axk2",
             "bailing_hybrid",
             "dots3_note_text",
             "glm5_next_text",

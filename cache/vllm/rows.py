@@ -134,7 +134,7 @@ class Rows:
             yield self._latent(records["kv"], "index_k" in records)
         elif records:
             raise ValueError(f"a layer ({kind}) keeps {', '.join(records)}, by rules that are not known here")
-        if "index_k" in records:
+        if "index_k" in records and self.rules.head_dim is None:
             yield self._indexer(kind)
         if kind in self.rules.beside:
             yield from self._listed(self.rules.beside[kind])

@@ -21,6 +21,8 @@ class TestRefusals:
                 {"block_size": 24},
                 r"block_size \(24\) is taken by no attention backend .* give a multiple of 16, or None",
             ),
+            ({"enable_prefix_caching": "no"}, r"enable_prefix_caching \('no'\) must be True or False"),
+            ({"disable_hybrid_kv_cache_manager": None}, r"disable_hybrid_kv_cache_manager \(None\) must be True or"),
             ({"block_size": 0}, r"block_size \(0\) must be an integer of at least 1"),
             ({"max_num_batched_tokens": -1}, r"max_num_batched_tokens \(-1\) must be an integer of at least 1"),
         ],
@@ -133,6 +135,15 @@ class TestRefusals:
         cache = vllm(falcon, kv_dtype="fp8")
         # One head of 64 numbers, keys and values.
         assert (cache.kv_dtype, cache.bytes_per_block) == ("auto", 3 * 16 * 2 * 64 * 2)
+
+    def test_a_pool_of_less_than_a_block(self) -> None:
+        cache = vllm(FULL, max_model_len=64)
+        for pool in (0, 24576 - 1):
+            assert (cache.num_blocks(pool), cache.max_concurrency(pool), cache.cache_tokens(pool)) == (0, 0.0, 0)
+        # One block of 16 tokens is a quarter of a request.
+        assert (cache.num_blocks(24576), cache.max_concurrency(24576), cache.cache_tokens(24576)) == (1, 0.25, 16)
+        with pytest.raises(ValueError, match=r"pool_bytes \(-1\) must be an integer of at least 0"):
+            cache.num_blocks(-1)
 
     def test_a_request_of_no_tokens(self) -> None:
         with pytest.raises(ValueError, match=r"tokens \(0\) must be an integer of at least 1"):

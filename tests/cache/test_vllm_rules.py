@@ -89,6 +89,20 @@ class TestTensorParallel:
         with pytest.raises(ValueError, match=r"tp \(3\) must divide num_key_value_heads \(2\)"):
             vllm({**FULL, "model_type": "olmo2"}, tp=3)
 
+    def test_transformers_own_kinds_of_layer_are_full_attention(self) -> None:
+        """What vLLM's own code does not know of zaya and axk2 it keeps as keys and values alone."""
+        zaya = {
+            **FULL,
+            "model_type": "zaya",
+            "sliding_window": 40,
+            "layer_types": ["hybrid_sliding", "hybrid", "hybrid"],
+        }
+        assert vllm(zaya).bytes_per_block == vllm(FULL).bytes_per_block
+        assert len(vllm(zaya).groups) == 1
+        axk2 = {**INDEXED, "model_type": "axk2", "qk_nope_head_dim": 32}
+        # Two of eight heads, keys of 32 + 64 numbers and values as wide; no indexer's keys.
+        assert vllm(axk2, tp=4).bytes_per_block == 5 * 16 * 2 * 2 * 96 * 2
+
     def test_gpt_oss_has_no_heads_to_repeat(self) -> None:
         config = {**FULL, "model_type": "gpt_oss", "sliding_window": 40}
         assert vllm(config, tp=2).bytes_per_block
