@@ -16,6 +16,10 @@ class Kind(Enum):
     STATE = "state"
 
 
+UNSIZED = 0
+"""The tokens per block of a page whose block size is still to be chosen."""
+
+
 @dataclass(frozen=True)
 class Page:
     """One layer's cache in one block of `block` tokens (vLLM's KVCacheSpec, v1/kv_cache_interface.py).
