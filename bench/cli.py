@@ -85,7 +85,9 @@ def memory(
     geometry: Geometry = LLAMA_3_8B,
     variant: Variants = None,
     model: Annotated[list[str] | None, typer.Option(help="Preset, config.json or its folder; repeatable.")] = None,
-    codec: Annotated[str, typer.Option(help="How stored numbers are coded: plain.")] = "plain",
+    codec: Annotated[
+        str, typer.Option(help="How stored numbers are coded: plain, int8, int4:64, fp8, fp8-mla ...")
+    ] = "plain",
     shapes: Annotated[bool, typer.Option("--shapes", help="List each stored tensor.")] = False,
     allocate: Annotated[bool, typer.Option("--allocate", help="Make the store and read its storages.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show the arithmetic.")] = False,

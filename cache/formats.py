@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from attn_variants.contract import Entry
 from attn_variants.dtypes import DTYPE_BYTES, FLOATS, SHORT, dtype_bytes
-from attn_variants.names import unknown
+
+from .spelling import ROPE_KEY, Takes, spelled
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Format:
     residual: newest tokens that stay in the model's dtype, as in KIVI.
     model:    the model's dtype, in which states and residuals stay.
     plain:    whether it is a dtype and nothing else.
+    rope:     whether MLA's rope key is in the format too, or in the model's dtype, as the codec of that name has it.
     meaning:  what the overhead is, and whose format it is.
     """
 
@@ -30,6 +32,7 @@ class Format:
     residual: int = 0
     model: str = "bfloat16"
     plain: bool = False
+    rope: bool = True
     meaning: str = ""
 
     def tokens_bytes(self, entry: Entry, tokens: int) -> int:
@@ -41,6 +44,8 @@ class Format:
 
     def token_bytes(self, entry: Entry) -> int:
         """Bytes of one head of an entry for one token in this format."""
+        if entry.name == ROPE_KEY and not self.rope:
+            return entry.dim * dtype_bytes(self.model)
         group = entry.dim if self.group is None else self.group
         if entry.dim % group:
             raise ValueError(
@@ -65,15 +70,21 @@ class LatentRecord(Format):
         )
 
 
-FP32_SCALE, FP16_SCALE, FP16_SCALE_AND_ZERO = 4, 2, 4
+FP32_SCALE, SCALE, SCALE_AND_ZERO = 4, 2, 4
 
 FORMATS: dict[str, Format] = {
     "fp8": Format("fp8", 8, meaning="one scale per tensor, outside the cache"),
-    "fp8-token-head": Format("fp8-token-head", 8, FP32_SCALE, meaning="a float32 scale per token and head"),
+    "fp8-token-head": Format(
+        "fp8-token-head", 8, FP32_SCALE, rope=False, meaning="a float32 scale per token and head; the codec fp8"
+    ),
     "fp8-mla": LatentRecord("fp8-mla", 8, FP32_SCALE, 128, meaning="DeepSeek's record, FlashMLA and vLLM fp8_ds_mla"),
-    "int8": Format("int8", 8, FP16_SCALE, meaning="a float16 scale per group; by default per token and head"),
+    "int8": Format("int8", 8, SCALE, rope=False, meaning="a 16-bit scale per group, by default per token and head"),
     "int4": Format(
-        "int4", 4, FP16_SCALE_AND_ZERO, meaning="a float16 scale and zero per group; by default per token and head"
+        "int4",
+        4,
+        SCALE_AND_ZERO,
+        rope=False,
+        meaning="a 16-bit scale and zero per group, by default per token and head",
     ),
     **{
         name: Format(name, bits, overhead, 32, meaning="llama.cpp's blocks of 32")
@@ -89,7 +100,15 @@ FORMATS: dict[str, Format] = {
 }
 """Formats by name; `int4:64` gives the size of a group, and `int4:64:128` a residual of 128 tokens too."""
 
-GROUPED = ("int8", "int4")
+_GROUPED, _WORDS = ("group", "residual"), ("sym", "asym", "rope")
+TAKES = {
+    **dict.fromkeys(FORMATS, Takes()),
+    "int8": Takes(_GROUPED, _WORDS, sign="sym"),
+    "int4": Takes(_GROUPED, _WORDS, sign="asym"),
+    "fp8-token-head": Takes(words=("rope",)),
+}
+"""What may follow each name. As in a codec's, `sym` is a scale alone, `asym` a scale and a zero."""
+
 SPELLINGS = {
     "fp8_e4m3": "fp8",
     "fp8_e5m2": "fp8",
@@ -102,24 +121,19 @@ SPELLINGS = {
 
 def format_named(name: object) -> Format:
     """The format called `name`, or the plain dtype; an unknown name is refused with the nearest, never priced at 0."""
-    spelled = str(name).removeprefix("torch.").lower()
-    base, *sizes = SPELLINGS.get(spelled, spelled).split(":")
-    if base in FORMATS:
-        return _with_sizes(FORMATS[base], sizes)
-    dtype = SHORT.get(spelled, spelled)
-    if dtype not in FLOATS:
-        raise ValueError(unknown("kv_dtype", str(name), [*FLOATS, *FORMATS]))
-    return Format(dtype, 8 * DTYPE_BYTES[dtype], model=dtype, plain=True)
-
-
-def _with_sizes(found: Format, sizes: list[str]) -> Format:
-    if not sizes:
-        return found
-    name = ":".join([found.name, *sizes])
-    if found.name not in GROUPED:
-        raise ValueError(f"kv_dtype {name!r}: only {' and '.join(GROUPED)} take a group; give {found.name}")
-    if len(sizes) > 2 or not all(size.isdecimal() and int(size) for size in sizes):
-        raise ValueError(
-            f"kv_dtype {name!r}: give the size of a group and then of the residual, as in {found.name}:64:128"
-        )
-    return replace(found, name=name, group=int(sizes[0]), residual=int(sizes[1]) if len(sizes) > 1 else 0)
+    lower = str(name).removeprefix("torch.").lower()
+    dtype = SHORT.get(lower, lower)
+    if dtype in FLOATS:
+        return Format(dtype, 8 * DTYPE_BYTES[dtype], model=dtype, plain=True)
+    base, *rest = lower.split(":")
+    said = spelled("kv_dtype", ":".join([SPELLINGS.get(base, base), *rest]), TAKES, others=FLOATS)
+    found = FORMATS[said.base]
+    group, residual, *_ = (*said.sizes, None, None)
+    return replace(
+        found,
+        name=said.name,
+        overhead={"sym": SCALE, "asym": SCALE_AND_ZERO}.get(said.sign, found.overhead),
+        group=group or found.group,
+        residual=residual or 0,
+        rope=said.rope or found.rope,
+    )

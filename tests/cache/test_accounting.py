@@ -159,7 +159,7 @@ def test_a_dtype_goes_by_any_of_its_names(dtype):
         ({"capacity": -1}, r"capacity \(-1\) must be a"),
         ({"capacity": 2.5}, r"capacity \(2\.5\) must be a"),
         ({"store": "ful"}, r"unknown store 'ful'; did you mean full\?"),
-        ({"codec": "plian"}, r"unknown codec 'plian'; did you mean plain\?"),
+        ({"codec": "plian"}, r"unknown codec 'plian'; did you mean plain"),
         ({"dtype": "bloat16"}, r"unknown dtype 'bloat16'; did you mean bfloat16"),
     ],
 )
