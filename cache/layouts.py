@@ -53,7 +53,7 @@ class Full:
 
     def plan(self, step: Step, placement: Placement, starts: Sequence[int], spec: CacheSpec) -> Plan:
         """Read the slots up to the longest row, write each token where its position says."""
-        from attn_variants.transient import step_mask
+        from attn_variants.transient import mask_plan
 
         batch, tokens = step.positions.shape
         device = step.positions.device
@@ -68,7 +68,7 @@ class Full:
         else:
             plan.blocks, plan.offsets, plan.source = _scatter(step, placement)
         if not step.fresh and (self.static or not (even and tokens == 1 and _sees_all(spec, longest))):
-            plan.mask = step_mask(step, kv_positions, spec)
+            mask_plan(plan, step, spec)
         return plan
 
     def _positions(self, device: torch.device) -> torch.Tensor:

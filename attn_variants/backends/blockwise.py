@@ -11,7 +11,7 @@ Nothing of the cache's length is ever made: what a quantised or paged store dequ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -20,9 +20,9 @@ from torch import Tensor
 from . import flash_cpu
 from .request import Request, fold, fold_mask, unfold
 
-BLOCK_NUMBERS = 2**18
-"""The numbers read for one block: 1 MiB in float32, so that what is made for a block is still in a core's cache when
-it is used, and yet so many that what each block costs besides (some ten operations) does not show."""
+BLOCK_NUMBERS = 2**19
+"""The numbers read for one block: 2 MiB in float32, so that what is made for a block is still in a core's cache when
+it is used, and yet so many that what each block costs besides (some ten operations) hardly shows."""
 
 LEAST_TOKENS = 64
 """The shortest block: below it, matrix products are slow whatever lies in the cache."""
@@ -30,13 +30,22 @@ LEAST_TOKENS = 64
 UNFOLDED_TOKENS = 256
 """From so many query tokens on, a block is repeated for the heads of a group rather than its mask: it is smaller."""
 
+MANY_SCORES = 2**24
+"""More than these, 64 MiB, are not kept at once where memory is read in place either."""
+
 Part = tuple[Tensor, Tensor, Tensor]
 """(o, l, m) as above, of widths Dv, 1 and 1, with the queries folded: (B, K, G * T, ...)."""
 
 
 def accepts_blockwise(request: Request) -> bool:
-    """Everything."""
-    return True
+    """Everything, forced; else memory that is not read in place, and so many scores that the reference takes too much.
+
+    Few scores over memory in place are for the reference, which needs fewer operations.
+    """
+    q = request.q
+    if request.forced == "blockwise" or not request.view.aliased:
+        return True
+    return q.shape[0] * q.shape[1] * q.shape[2] * request.view.plan.limit > MANY_SCORES
 
 
 def blockwise(request: Request) -> Tensor:
@@ -45,9 +54,10 @@ def blockwise(request: Request) -> Tensor:
     Besides the output it holds one block, a block's scores, and outputs of blocks that are together no larger than one.
     """
     parts: list[Part] = []
-    for (key, value), slots in _blocks(request):
-        inner = _fused if _fuses(request, key, value) else _plain
-        parts.append(inner(request, key, value, request.mask(slots)))
+    for tensors, slots in request.view.blocks(block_tokens(request), *_names(request)):
+        parts.append(_part(request, tensors, request.mask(slots)))
+        # Let go of it before the next one is made.
+        del tensors
         if len(parts) * parts[-1][0].numel() > BLOCK_NUMBERS:
             parts = [_merged(parts)]
     if request.sink is not None:
@@ -77,15 +87,11 @@ def _numbers(request: Request, name: str) -> int:
     return record.heads * (int(columns.stop) - int(columns.start))
 
 
-def _blocks(request: Request) -> Iterator[tuple[tuple[Tensor, Tensor], slice]]:
-    """Key (B, K, n, Dk) and value (B, K, n, Dv) of every block, and the slots they are of."""
-    for tensors, slots in request.view.blocks(block_tokens(request), *_names(request)):
-        if request.expand is not None:
-            yield request.expand(*tensors), slots
-        elif request.front is not None:
-            yield (tensors[0], tensors[0][..., : request.front]), slots
-        else:
-            yield (tensors[0], tensors[1]), slots
+def _part(request: Request, tensors: tuple[Tensor, ...], mask: Tensor | None) -> Part:
+    """The part of one block; a value that is the front of the key's row is taken from the whole row."""
+    key, value = (tensors[0], tensors[-1]) if request.expand is None else request.expand(*tensors)
+    inner = _fused if _fuses(request, key, value) else _plain
+    return inner(request, key, value, mask)
 
 
 def _plain(request: Request, key: Tensor, value: Tensor, mask: Tensor | None) -> Part:
@@ -100,7 +106,7 @@ def _plain(request: Request, key: Tensor, value: Tensor, mask: Tensor | None) ->
             scores = scores.masked_fill(~fold_mask(mask, request.q.shape[1] // key.shape[1]), -math.inf)
         top = _finite(scores.detach().amax(-1, keepdim=True))
         weights = scores.sub_(top).exp_()
-        return weights @ value.to(dtype), weights.sum(-1, keepdim=True), top
+        return weights @ value[..., : request.front].to(dtype), weights.sum(-1, keepdim=True), top
 
 
 def _fused(request: Request, key: Tensor, value: Tensor, mask: Tensor | None) -> Part:
@@ -115,12 +121,18 @@ def _fused(request: Request, key: Tensor, value: Tensor, mask: Tensor | None) ->
         q = fold(q, heads * parts)
         mask = None if mask is None else fold_mask(mask, group // parts)
     out, lse = flash_cpu.flash(q, key, value, scale=request.scale, mask=mask)
-    out, top = fold(out, heads), fold(lse[..., None], heads)
+    out, top = fold(out[..., : request.front], heads), fold(lse[..., None], heads)
     return out, torch.ones_like(top), top
 
 
 def _fuses(request: Request, key: Tensor, value: Tensor) -> bool:
-    return request.softcap is None and flash_cpu.takes(request.q, key, value)
+    """Where widths differ only for many queries: the kernel takes the value padded, which few do not make up for."""
+    many = request.q.shape[2] >= UNFOLDED_TOKENS
+    return (
+        request.softcap is None
+        and (many or value.shape[-1] == key.shape[-1])
+        and flash_cpu.takes(request.q, key, value)
+    )
 
 
 def _sink(sink: Tensor, q: Tensor, part: Part) -> Part:

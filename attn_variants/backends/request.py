@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attn_variants.contract import View
+from attn_variants.transient import step_mask
 
 Expand = Callable[..., tuple[Tensor, Tensor]]
 
@@ -49,7 +50,7 @@ class Request:
     def mask(self, slots: slice | None = None) -> Tensor | None:
         """(B or 1, 1, T, n) true where visible, of these slots or of all; None where every query sees every one.
 
-        The triangle is written out where the plan only names it.
+        Where the plan names a triangle, or leaves a mask to be made block by block, this makes it.
         """
         plan = self.view.plan
         if slots is None:
@@ -58,6 +59,9 @@ class Request:
             queries = torch.arange(self.q.shape[2], device=self.q.device)
             keys = torch.arange(slots.start, slots.stop, device=self.q.device)
             return (keys <= queries[:, None])[None, None]
+        if plan.deferred:
+            assert plan.kv_positions is not None
+            return step_mask(self.view.step, plan.kv_positions[:, slots], self.view.spec)
         return None if plan.mask is None else plan.mask[..., slots]
 
 

@@ -21,14 +21,15 @@ UNFOLDED_TOKENS = 256
 
 
 def accepts_sdpa(request: Request) -> bool:
-    """Memory read in place, no sink or softcap, and key and value of one width, or made so at no cost in copies of it.
+    """Memory read in place through a mask that is made, no sink or softcap, and key and value of one width.
 
     Widths are one where the value is the front of the key's row. Padding the value copies it, which is free only beside
     `expand` or a prompt's own tensors.
     """
-    if request.sink is not None or request.softcap is not None or not request.view.aliased:
+    plan = request.view.plan
+    if request.sink is not None or request.softcap is not None or plan.deferred or not request.view.aliased:
         return False
-    if request.expand is not None or request.view.plan.causal or request.front is not None:
+    if request.expand is not None or plan.causal or request.front is not None:
         return True
     return _width(request.view.spec, request.names[0]) == _width(request.view.spec, request.names[1])
 
