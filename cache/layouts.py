@@ -281,12 +281,11 @@ class Ring:
 
 def planned(layout: Layout, step: Step, rows: Sequence[int], placement: Placement, spec: CacheSpec) -> Plan:
     """The reserved step as one kind of layer sees it. A cold one reads its own tensors, and no slot."""
-    from attn_variants.transient import step_mask
+    from attn_variants.transient import mask_plan
 
     plan = layout.write(step, rows, placement)
     if not placement.cold and not layout.read(plan, step, rows, placement):
-        assert plan.kv_positions is not None
-        plan.mask = step_mask(step, plan.kv_positions, spec)
+        mask_plan(plan, step, spec)
     return plan
 
 
