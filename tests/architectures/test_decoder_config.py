@@ -14,8 +14,8 @@ from attn_variants.config import (
     MHAConfig,
     MLAConfig,
     MQAConfig,
-    RopeConfig,
 )
+from attn_variants.rope_config import RopeConfig
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,
