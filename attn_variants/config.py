@@ -334,6 +334,6 @@ def _require_owner(layer: int, attention: AttentionConfig, attentions: tuple[Att
         )
     if owner != own:
         raise ValueError(
-            f"layer {layer}: kv_shared_layer ({shared}) keeps {owner}, but this layer would read {own}; "
-            "both need the same heads, window, chunk and sinks"
+            f"layer {layer}: kv_shared_layer ({shared}) has another cache than this layer would read; both need the "
+            "same variant, heads, window, chunk and sinks"
         )

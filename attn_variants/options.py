@@ -43,6 +43,8 @@ class AttentionOptions:
                 require_size(name, getattr(self, name), most=LARGEST_SIZE)
         for name in ("attn_logit_softcapping", "softmax_scale"):
             _require_positive_number(name, getattr(self, name))
+        if not isinstance(self.attention_sink, bool):
+            raise ValueError(f"attention_sink ({self.attention_sink!r}) must be True or False")
         require_size("sink_tokens", self.sink_tokens, least=0, most=LARGEST_SIZE)
         if self.kv_shared_layer is not None:
             require_size("kv_shared_layer", self.kv_shared_layer, least=0)
