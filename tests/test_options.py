@@ -1,5 +1,6 @@
 """Windows, chunks, sinks, soft-capping and shared caches: each option with every variant, held to the textbook."""
 
+import copy
 import math
 from dataclasses import fields, replace
 from functools import cache
@@ -11,6 +12,7 @@ import torch._dynamo.testing
 from attn_variants import VARIANTS, AttentionOptions, Decoder, DecoderConfig
 from attn_variants.attend import BACKENDS, backend
 from attn_variants.cache import assert_cache_shapes
+from attn_variants.linear import lay_out_weights
 from tests import reference
 from tests.tiny import GEOMETRY, LONG, SHORT, TOLERANCE, append, error, kv_cache, sharpen, static, variants
 
@@ -192,6 +194,15 @@ def test_a_decoder_compiles_whole(variant, option):
         assert error(compiled, model(ids)) < 1e-12
     assert graphs.frame_count == 1
     torch._dynamo.reset()
+
+
+@variants
+@pytest.mark.parametrize("option", ["all", "shared by kind"])
+def test_weights_may_be_laid_out(variant, option):
+    model = copy.deepcopy(decoder(variant, option))
+    lay_out_weights(model)
+    with torch.no_grad():
+        assert error(model(torch.tensor([LONG]))[0], expected(variant, option, LONG)) < FLOAT64
 
 
 @variants
