@@ -119,6 +119,17 @@ def test_what_no_transformers_class_computes_is_refused_by_name(changes: dict[st
     assert says in str(refusal.value)
 
 
+def test_readers_that_know_no_layer_types_find_the_same_windows() -> None:
+    gqa = DecoderConfig.from_geometry(GEOMETRY, GQAConfig)
+    assert isinstance(gqa.attention, GQAConfig)
+    late = tuple(replace(gqa.attention, qk_norm=True, sliding_window=width) for width in (None, 9, 9))
+    written = hf_config(replace(gqa, attention=late))
+    assert (written["use_sliding_window"], written["sliding_window"], written["max_window_layers"]) == (True, 9, 1)
+    del written["layer_types"]
+    assert decoder_config(written).attention == late
+    assert "layer_types" not in hf_config(replace(gqa, attention=replace(gqa.attention, sliding_window=9)))
+
+
 def test_layers_that_no_transformers_class_combines_are_refused_by_field() -> None:
     gqa = DecoderConfig.from_geometry(GEOMETRY, GQAConfig)
     mla = DecoderConfig.from_geometry(GEOMETRY, MLAConfig)
