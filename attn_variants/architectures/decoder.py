@@ -26,8 +26,8 @@ def decoder_config(source: Source) -> DecoderConfig:
     """The decoder that a config.json describes, given as a file, a folder, a dict or a preset's name.
 
     Raises ValueError in one line that names the source and the field for what our decoder does not compute: another
-    family, windows, mixtures of experts, another kind of rope, an option of `SUPPORTED` at another value, quantised
-    weights; and for all that `architecture` refuses.
+    family, windows of a class that has none, mixtures of experts, another kind of rope, an option of `SUPPORTED` at
+    another value, quantised weights; and for all that `architecture` refuses.
     """
     config, name = load(source)
     try:
