@@ -321,4 +321,6 @@ def standing(x: Tensor, step: Step | None, cache: LayerCache | None, spec: Cache
         raise ValueError("this step stands on a cache's rows; give the module that cache's layer too")
     if step.positions.shape != x.shape[:2]:
         raise ValueError(f"the step stands for {tuple(step.positions.shape)} tokens, x has {tuple(x.shape[:2])}")
-    return step, Transient(spec) if cache is None else cache
+    if cache is None:
+        cache = Transient(spec) if spec.shares is None else Shared(spec)
+    return step, cache

@@ -62,12 +62,17 @@ def architecture(source: Source, *, held_by: str | None = None) -> Architecture:
         raise ValueError(f"held_by ({held_by!r}) must be None or 'transformers'")
     config, name = load(source)
     try:
-        model_type, fields = decoder_fields(config)
-        if held_by == "transformers":
-            fields = fields.of(fields.family.as_held())
-        return _read(model_type, fields, config)
+        return read_architecture(config, held_by=held_by)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def read_architecture(config: Mapping[str, Any], *, held_by: str | None = None) -> Architecture:
+    """The `architecture` of a config that is loaded already; what it raises names no source."""
+    model_type, fields = decoder_fields(config)
+    if held_by == "transformers":
+        fields = fields.of(fields.family.as_held())
+    return _read(model_type, fields, config)
 
 
 def decoder_fields(config: Mapping[str, Any]) -> tuple[str, Fields]:
