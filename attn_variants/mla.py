@@ -20,7 +20,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from attn_variants.attend import Expand, attend
+from attn_variants.attend import attend
+from attn_variants.backends.request import Expand
 from attn_variants.config import MLAConfig
 from attn_variants.contract import LayerCache, Step, View
 from attn_variants.linear import project

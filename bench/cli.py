@@ -85,9 +85,6 @@ def memory(
     geometry: Geometry = LLAMA_3_8B,
     variant: Variants = None,
     model: Annotated[list[str] | None, typer.Option(help="Preset, config.json or its folder; repeatable.")] = None,
-    codec: Annotated[
-        str, typer.Option(help="How stored numbers are coded: plain, int8, int4:64, fp8, fp8-mla ...")
-    ] = "plain",
     shapes: Annotated[bool, typer.Option("--shapes", help="List each stored tensor.")] = False,
     allocate: Annotated[bool, typer.Option("--allocate", help="Make the store and read its storages.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show the arithmetic.")] = False,
@@ -100,7 +97,7 @@ def memory(
     from .memory import memory_report
 
     require_ready(common)
-    asked = question(sizing, codec)
+    asked = question(sizing)
     if model and (sizes := given(ctx, "variant", *GEOMETRY)):
         raise ValueError(
             f"{', '.join(sizes)} and --model exclude each other: a model brings its own sizes; give one of them"
@@ -272,13 +269,12 @@ def fetch(
     finish(ctx, report, common, "cpu", shown=shows_tables(common) and not common.output)
 
 
-def question(sizing: Sizing, codec: str = "plain") -> Question:
+def question(sizing: Sizing) -> Question:
     """What the flags ask of every subject; numbers and names are checked here."""
     from .memory import Question
 
     require_positive(**{name: getattr(sizing, name) for name in ("batch", "context", "tp", "pp", "dp", "cp")})
-    codec_named(codec)
-    values = vars(sizing) | {"codec": codec}
+    values = vars(sizing) | {"codec": codec_named(sizing.codec).name}
     if sizing.kv_dtype != "auto":
         values["kv_dtype"] = format_named(sizing.kv_dtype).name
     if sizing.budget is not None:

@@ -12,6 +12,7 @@ from attn_variants.architectures import PRESETS
 from attn_variants.architectures.strided import StridedSpec
 from attn_variants.cache import cache_shapes, model_cache
 from attn_variants.cache.explain import explained
+from attn_variants.cache.policies import codec_of
 from attn_variants.contract import CacheSpec, Entry
 from attn_variants.dtypes import dtype_bytes
 
@@ -31,7 +32,7 @@ class Question:
     """What is asked of every subject.
 
     policy: None is `allocated` where a store can hold the subject, else `ideal`; see `attn_variants.cache.policies`.
-    store: None is the policy's own.     budget: bytes per rank, for weights and cache.
+    store: None is the policy's own.     codec: of our stores, over a plain kv_dtype.     budget: bytes per rank, for weights and cache.
     weights: bytes of the whole model, `auto` to count them, None to leave them out.
     """
 
@@ -70,6 +71,8 @@ COLUMNS = (
     Column("bytes_over_ranks", "over ranks", size),
     Column("bytes_allocated", "allocated", size),
     Column("allocated_on", "on", right=False),
+    Column("bytes_used", "used", size),
+    Column("bytes_wasted", "waste", size),
     Column("windowed_layers", "windowed layers"),
     Column("ratio_to_mha", "of MHA", "{:.2%}".format),
     Column("ratio_to_first", "of the first", "{:.2%}".format),
@@ -89,7 +92,8 @@ SHAPE_COLUMNS = (
 )
 NOTE = (
     "bytes/token: what one more token of one sequence adds over all layers at this context, 0 where windows are full; "
-    "ideal: what attention can ever read; reserved: what the store sets aside for batch x context, by formula."
+    "ideal: what attention can ever read; reserved: what the store sets aside for batch x context, by formula. Of that, "
+    "used is what attention can read and waste the rest: slots out of sight, the end of a last page, a pool's page 0."
 )
 
 
@@ -182,7 +186,7 @@ def _row(
     subject: Subject, question: Question, *, shapes: bool, explain: bool, measure: bool, device: str | None
 ) -> Row:
     cache, sizes = subject.cache, {"batch": question.batch, "context": question.context}
-    shared: dict[str, Any] = {"kv_dtype": question.kv_dtype, **question.split}
+    shared: dict[str, Any] = {"kv_dtype": question.kv_dtype, "codec": question.codec, **question.split}
     reserved, why = _reserved(subject, question)
     policy = question.policy or ("ideal" if reserved is None else "allocated")
     # Growth and the number of sequences that fit are asked of what can ever be read, unless a policy is named.
@@ -196,7 +200,7 @@ def _row(
         **sizes,
         "kv_dtype": question.kv_dtype,
         "store": question.store or {"allocated": "full", "transformers": "dynamic", "vllm": "held"}.get(policy),
-        "codec": question.codec,
+        "codec": question.codec if reserved is None else _stored(subject, question)[1],
         "policy": policy,
         **question.split,
         "entries": _entries(cache.layers, question.kv_dtype),
@@ -209,11 +213,16 @@ def _row(
         "bytes_over_ranks": cache.bytes_over_ranks(**sizes, **asked) if question.ranks > 1 else None,
         "bytes_allocated": None,
         "allocated_on": None,
+        "bytes_used": None,
+        "bytes_wasted": None,
         "ratio_to_mha": None,
         "note": why,
     }
+    if reserved is not None:
+        row["bytes_used"], row["bytes_wasted"] = row["bytes_ideal"], reserved - row["bytes_ideal"]
     if subject.mha is not None and reserved is not None:
-        row["ratio_to_mha"] = reserved / subject.mha.bytes(**sizes, **shared, policy="allocated")
+        plain = {"kv_dtype": _stored(subject, question)[0], **question.split}
+        row["ratio_to_mha"] = reserved / subject.mha.bytes(**sizes, **plain, policy="allocated")
     if measure:
         row |= _measured(subject, question)
     if question.budget is not None:
@@ -222,28 +231,34 @@ def _row(
         priced = cache.pricing(**shared, policy=policy, store=question.store)
         row["explanation"] = explained(priced, **sizes)
     if shapes:
-        row["tensors"] = _tensors(cache.layers, question)
+        row["tensors"] = _tensors(subject, question)
     if device is not None:
         if reserved is None:
             raise ValueError(f"--allocate: {why}")
         row["allocated_on"] = "meta" if reserved > META_ABOVE else device
-        row["bytes_allocated"] = _allocated(cache.layers, question, row["allocated_on"])
+        row["bytes_allocated"] = _allocated(subject, question, row["allocated_on"])
     return row
 
 
 def _reserved(subject: Subject, question: Question) -> tuple[int | None, str | None]:
     """What our store reserves on a rank, or why no store of ours holds this yet."""
     store = question.store if question.policy in (None, "allocated") else None
-    shared: dict[str, Any] = {"kv_dtype": question.kv_dtype, **question.split}
+    shared: dict[str, Any] = {"kv_dtype": question.kv_dtype, "codec": question.codec, **question.split}
     sizes = {"batch": question.batch, "context": question.context}
     try:
         return subject.cache.bytes(**sizes, **shared, policy="allocated", store=store), None
     except ValueError as error:
-        if question.policy == "allocated" or store is not None:
+        if question.policy == "allocated" or store is not None or question.codec != "plain":
             raise
         # Splits that do not work out are refused by every policy; what no store holds can still be sized.
         subject.cache.pricing(**shared)
         return None, str(error)
+
+
+def _stored(subject: Subject, question: Question) -> tuple[str, str]:
+    """The dtype and the codec of our store."""
+    form = subject.cache.form(question.kv_dtype, question.codec)
+    return form.model, codec_of(form)
 
 
 def _measured(subject: Subject, question: Question) -> Row:
@@ -322,14 +337,15 @@ def _kept(spec: CacheSpec) -> Iterator[tuple[Entry, int | None]]:
         yield from ((entry, spec.stride) for entry in spec.pooled)
 
 
-def _tensors(layers: Sequence[CacheSpec], question: Question) -> list[Row]:
+def _tensors(subject: Subject, question: Question) -> list[Row]:
+    dtype, codec = _stored(subject, question)
     shapes = cache_shapes(
-        layers,
+        subject.cache.layers,
         batch=question.batch,
         capacity=question.context,
         store=question.store or "full",
-        codec=question.codec,
-        dtype=question.kv_dtype,
+        codec=codec,
+        dtype=dtype,
     )
     return [
         {"name": name, "shape": list(shape), "dtype": dtype, "bytes": math.prod(shape) * dtype_bytes(dtype)}
@@ -337,19 +353,20 @@ def _tensors(layers: Sequence[CacheSpec], question: Question) -> list[Row]:
     ]
 
 
-def _allocated(layers: Sequence[CacheSpec], question: Question, device: str) -> int:
+def _allocated(subject: Subject, question: Question, device: str) -> int:
     from attn_variants.cache import KVCache
 
     if question.ranks > 1:
         raise ValueError("--allocate makes the store of one rank that holds all; leave out --tp, --pp, --dp and --cp")
+    dtype, codec = _stored(subject, question)
     cache = KVCache(
-        layers,
+        subject.cache.layers,
         batch=question.batch,
         capacity=question.context,
-        dtype=question.kv_dtype,
+        dtype=dtype,
         device=device,
         store=question.store or "full",
-        codec=question.codec,
+        codec=codec,
     )
     return cache.nbytes
 
@@ -357,8 +374,11 @@ def _allocated(layers: Sequence[CacheSpec], question: Question, device: str) -> 
 def _tables(rows: list[Row], question: Question, *, shapes: bool, explain: bool) -> Iterator[Table]:
     policies = ", ".join(dict.fromkeys(row["policy"] for row in rows))
     ways = [f"{name} {ranks}" for name, ranks in question.split.items() if ranks > 1]
+    named = [f"{name} {value}" for name, value in (("store", question.store), ("codec", question.codec)) if value]
     where = ", ".join(
-        [f"batch {question.batch}, context {question.context:,}, {question.kv_dtype}, policy {policies}", *ways]
+        [f"batch {question.batch}, context {question.context:,}, {question.kv_dtype}, policy {policies}"]
+        + [text for text in named if text != "codec plain"]
+        + ways
     )
     notes = list(dict.fromkeys(f"{row['subject']}: {row['note']}." for row in rows if row["note"]))
     yield Table(f"KV cache: {where}", _shown(rows), rows, " ".join([NOTE, *notes]))
@@ -376,10 +396,18 @@ def _tables(rows: list[Row], question: Question, *, shapes: bool, explain: bool)
 
 
 def _shown(rows: list[Row]) -> tuple[Column, ...]:
-    """The columns that say something; the policy's only where it is neither of the other two."""
+    """The columns that say something; the policy's only where it is neither of the other two.
+
+    Where nothing is wasted all is used; where something is, what is used is what attention can ever read.
+    """
+    wasted = any(row["bytes_wasted"] for row in rows)
+    used = wasted and all(row["bytes_used"] == row["bytes_ideal"] for row in rows)
+    hidden = {"bytes_ideal" if used else None if wasted else "bytes_used"}
     other = any(row["bytes_by_policy"] not in (row["bytes_ideal"], row["bytes_formula"]) for row in rows)
     return tuple(
         column
         for column in COLUMNS
-        if (other or column.field != "bytes_by_policy") and any(row.get(column.field) not in (None, 0) for row in rows)
+        if (other or column.field != "bytes_by_policy")
+        and column.field not in hidden
+        and any(row.get(column.field) not in (None, 0) for row in rows)
     )

@@ -36,6 +36,18 @@ class Common:
     threads: Annotated[int | None, typer.Option(help="CPU threads; unset leaves torch's choice.")] = None
 
 
+STORE = "Where tokens live: full, ring (windows only hold what they see), paged:PAGE."
+CODEC = "How numbers are stored: plain, int8, int4 (each :GROUP, :sym, :asym), fp8, fp8-mla."
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The store of what is run: its layout and its codec."""
+
+    store: Annotated[str, typer.Option(help=STORE)] = "full"
+    codec: Annotated[str, typer.Option(help=CODEC)] = "plain"
+
+
 @dataclass(frozen=True)
 class Sizing:
     """What a cache is sized for."""
@@ -55,10 +67,11 @@ class Sizing:
     store: Annotated[
         str | None,
         typer.Option(
-            help="Of the policy: full for allocated; dynamic or static for transformers; held or planned for vllm.",
+            help=f"{STORE} Of other policies: dynamic or static (transformers), held or planned (vllm).",
             show_default="full",
         ),
     ] = None
+    codec: Annotated[str, typer.Option(help=CODEC)] = "plain"
     tp: Annotated[int, typer.Option(help="Ranks of tensor parallelism.")] = 1
     pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1
     dp: Annotated[int, typer.Option(help="Ranks of data-parallel attention.")] = 1

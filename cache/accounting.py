@@ -67,6 +67,33 @@ def cache_bytes(specs: Sequence[CacheSpec], *, batch: int, capacity: int, **stor
     return sum(math.prod(shape) * dtype_bytes(part) for shape, part in shapes.values())
 
 
+def used_bytes(
+    specs: Sequence[CacheSpec], *, batch: int, context: int, codec: str = "plain", dtype: Any = "bfloat16"
+) -> int:
+    """Bytes of what attention can read after `context` tokens in each row, as a store of this codec holds them."""
+    tokens = (
+        spec.visible_tokens(context) * token_bytes(spec, codec=codec, dtype=dtype) + states_bytes(spec, dtype=dtype)
+        for spec in specs
+        if spec.shares is None
+    )
+    return batch * sum(tokens)
+
+
+def token_bytes(spec: CacheSpec, *, codec: str = "plain", dtype: Any = "bfloat16") -> int:
+    """Bytes of one token in one layer, as a store of this codec holds it."""
+    chosen, name = codec_named(codec), float_dtype(dtype)
+    return sum(
+        record.heads * part.width * dtype_bytes(part.dtype)
+        for record in spec.records
+        for part in chosen.parts(record, name)
+    )
+
+
+def states_bytes(spec: CacheSpec, *, dtype: Any = "bfloat16") -> int:
+    """Bytes of the states of one sequence in one layer, one snapshot of them."""
+    return sum(state.numel * dtype_bytes(state.dtype or dtype) for state in spec.states)
+
+
 def state_shape(state: State, batch: int, burst: int) -> tuple[int, ...]:
     """Of a stored state, with a snapshot for each of the last `burst` lengths: (batch, burst, *shape)."""
     return (batch, burst, *state.shape)

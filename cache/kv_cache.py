@@ -4,35 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from operator import index
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attn_variants.contract import CacheSpec, LayerCache, Step, require_size
-from attn_variants.dtypes import dtype_bytes, float_dtype
+from attn_variants.dtypes import float_dtype
 from attn_variants.transient import Placement, Shared, owners, place
 
-from .accounting import cache_bytes, require_storable
-from .layouts import layout_named, planned
+from .accounting import require_storable
+from .layouts import kind_of, layout_named, planned
+from .occupancy import CacheBytes, occupancy
 from .quantize import codec_named
+from .rows import share
+from .saved import load, save
 from .states import StateStore
 from .store import Store
-
-
-@dataclass(frozen=True)
-class CacheBytes:
-    """Bytes of a cache: what the formula says, what is allocated, what tokens that can be read take, and the rest.
-
-    bookkeeping: positions and block tables, beside the cache itself and in none of the others.
-    """
-
-    formula: int
-    allocated: int
-    used: int
-    wasted: int
-    bookkeeping: int
 
 
 class KVCache:
@@ -226,6 +215,37 @@ class KVCache:
         twin._high = [self._high[row] for row in named]
         return twin
 
+    def share(self, source: int, rows: Sequence[int], tokens: int | None = None) -> None:
+        """These empty rows begin with the first `tokens` of row `source`, all of them if None.
+
+        On pages nothing is copied until one of them writes. Raises ValueError, with nothing changed, for a row that is
+        not empty, and for fewer tokens than `floor(source)`: what comes after them would miss what it can see.
+        """
+        named = self._rows(rows)
+        (source,) = self._rows([source])
+        length, floor = self._lengths[source], max(1, self.floor(source))
+        tokens = length if tokens is None else index(tokens)
+        if not floor <= tokens <= length:
+            raise ValueError(
+                f"row {source} holds {length} tokens, of which the first {floor} to {length} can be shared, not "
+                f"{tokens}: fewer would not see all they need; a larger burst keeps more"
+                if length
+                else f"row {source} holds nothing to share"
+            )
+        self._require_empty(named)
+        self._drop_pending()
+        share(self, source, named, tokens)
+
+    def save(self, path: str | Path, *, model: nn.Module, rows: Sequence[int] | None = None) -> None:
+        """Write what these rows hold, for `load`; None is every row that holds something. See `cache.saved.save`."""
+        named = None if rows is None else self._rows(rows)
+        save(self, Path(path), model, [row for row in named or range(self.batch) if named or self._lengths[row]])
+
+    def load(self, path: str | Path, *, model: nn.Module, rows: Sequence[int] | None = None) -> None:
+        """Fill these empty rows, the first ones if None, from a file that `save` wrote. See `cache.saved.load`."""
+        named = None if rows is None else self._rows(rows)
+        load(self, Path(path), model, named)
+
     def reorder(self, rows: Sequence[int]) -> None:
         """Row i becomes what row rows[i] was (beam search); a row may be named more than once."""
         named = self._rows(rows, distinct=False)
@@ -267,34 +287,12 @@ class KVCache:
     @property
     def bytes_used(self) -> int:
         """Bytes of what rows hold now and attention can read, as they are stored."""
-        return sum(self._used(spec) for spec in self.specs if spec.shares is None)
+        return self.bytes.used
 
     @property
     def bytes(self) -> CacheBytes:
         """All figures in one call."""
-        formula = cache_bytes(
-            self.specs,
-            batch=self.batch,
-            capacity=self.capacity,
-            store=self.store,
-            codec=self.codec,
-            dtype=self.dtype,
-            burst=self.burst,
-            pages=self.pages,
-        )
-        bookkeeping = sum(layout.bookkeeping for layout in self._layouts.values())
-        return CacheBytes(formula, self.nbytes, self.bytes_used, self.nbytes - self.bytes_used, bookkeeping)
-
-    def _used(self, spec: CacheSpec) -> int:
-        layout, codec = self._layouts[kind_of(spec)], codec_named(self.codec)
-        slots = sum(layout.used(row, length) for row, length in enumerate(self._lengths))
-        token = sum(
-            record.heads * part.width * dtype_bytes(part.dtype)
-            for record in spec.records
-            for part in codec.parts(record, self.dtype)
-        )
-        held = sum(bool(length) for length in self._lengths)
-        return slots * token + held * sum(state.numel * dtype_bytes(state.dtype or self.dtype) for state in spec.states)
+        return occupancy(self)
 
     def _settle(self, row: int, length: int) -> None:
         self._lengths[row] = length
@@ -313,6 +311,11 @@ class KVCache:
         for row in named:
             self._settle(row, self._lengths[row])
 
+    def _require_empty(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            if self._lengths[row]:
+                raise ValueError(f"row {row} holds {self._lengths[row]} tokens already: name an empty one, or free it")
+
     def _rows(self, rows: Sequence[int] | None, *, distinct: bool = True) -> list[int]:
         named = list(range(self.batch)) if rows is None else [index(row) for row in rows]
         if not named or any(not 0 <= row < self.batch for row in named):
@@ -320,8 +323,3 @@ class KVCache:
         if distinct and len(set(named)) != len(named):
             raise ValueError(f"rows {named} must be distinct")
         return named
-
-
-def kind_of(spec: CacheSpec) -> str:
-    """Layers of one kind share a layout and a plan."""
-    return f"window={spec.window} chunk={spec.chunk} sinks={spec.sinks}"

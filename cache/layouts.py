@@ -30,6 +30,7 @@ class Moves:
 class Layout(Protocol):
     """Position to slot, for all layers of one kind. Rows are those of the cache, lengths the tokens they hold."""
 
+    spec: CacheSpec
     pooled: bool
     """Whether all rows share one pool of slots: a stored tensor is then (heads, slots, width)."""
 
@@ -61,6 +62,21 @@ class Layout(Protocol):
         """The shortest length that this row, which holds `length` tokens, can still be rewound to."""
         ...
 
+    def first(self, row: int) -> int:
+        """The oldest position, sinks aside, from which on this row's memory holds all of its tokens."""
+        ...
+
+    def admit(self, row: int, length: int, first: int, device: torch.device) -> Moves:
+        """Make room in an empty row for `length` tokens, of which the sinks and those from `first` on will be written.
+
+        It may keep fewer, as `first(row)` then says. Raises ValueError where there is no room; `settle(row, 0)` undoes.
+        """
+        ...
+
+    def slots(self, row: int, positions: torch.Tensor) -> torch.Tensor:
+        """The slot of each of these positions, (n,), all of them held."""
+        ...
+
     def take(self, other: Self, rows: Sequence[int]) -> None:
         """Row i becomes what row rows[i] of `other` is, which may be this layout."""
         ...
@@ -69,8 +85,8 @@ class Layout(Protocol):
         """A layout of its own whose row i is as row rows[i] here; a pooled one stays on the same pool."""
         ...
 
-    def used(self, row: int, length: int) -> int:
-        """Slots of this row that hold a token which can still be read."""
+    def used(self, lengths: Sequence[int]) -> int:
+        """Slots that hold a token which can still be read, rows being so long."""
         ...
 
     @property
@@ -92,6 +108,11 @@ class Full:
     static: bool = False
     pooled: bool = field(default=False, init=False)
     _slots: torch.Tensor | None = field(default=None, init=False, repr=False)
+    _given: list[int] = field(default_factory=list, init=False, repr=False)
+    """Per row, the first position, sinks aside, that it was ever given: not 0 where it was loaded or shared."""
+
+    def __post_init__(self) -> None:
+        self._given = [0] * self.batch
 
     def shape(self, heads: int, width: int) -> tuple[int, ...]:
         """Of one stored tensor: (batch, heads, capacity, width)."""
@@ -105,22 +126,40 @@ class Full:
         return Moves()
 
     def settle(self, row: int, length: int) -> None:
-        """Nothing depends on it."""
+        """An empty row can be given anything."""
+        if not length:
+            self._given[row] = 0
 
     def floor(self, row: int, length: int) -> int:
-        """Nothing is ever overwritten: 0."""
-        return 0
+        """Nothing is ever overwritten: 0, unless the row was given no more than a window."""
+        return shortest(self.spec, self._given[row])
+
+    def first(self, row: int) -> int:
+        """The first that it was given."""
+        return self._given[row]
+
+    def admit(self, row: int, length: int, first: int, device: torch.device) -> Moves:
+        """Every row has its slots from the start."""
+        self._given[row] = first
+        return Moves()
+
+    def slots(self, row: int, positions: torch.Tensor) -> torch.Tensor:
+        """The positions themselves."""
+        return positions
 
     def take(self, other: Self, rows: Sequence[int]) -> None:
-        """Nothing is kept per row."""
+        """Marks of those rows."""
+        self._given = [other._given[row] for row in rows]
 
     def fork(self, rows: Sequence[int]) -> Self:
         """The same for other rows."""
-        return type(self)(self.spec, len(rows), self.capacity, self.static)
+        twin = type(self)(self.spec, len(rows), self.capacity, self.static)
+        twin.take(self, rows)
+        return twin
 
-    def used(self, row: int, length: int) -> int:
-        """What attention can read of it."""
-        return self.spec.visible_tokens(length)
+    def used(self, lengths: Sequence[int]) -> int:
+        """What attention can read of each row."""
+        return sum(map(self.spec.visible_tokens, lengths))
 
     @property
     def bookkeeping(self) -> int:
@@ -174,9 +213,10 @@ class Ring:
     pooled: bool = field(default=False, init=False)
     _held: torch.Tensor | None = field(default=None, init=False, repr=False)
     _high: list[int] = field(default_factory=list, init=False, repr=False)
+    _given: list[int] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._high = [0] * self.batch
+        self._high, self._given = [0] * self.batch, [0] * self.batch
 
     @property
     def size(self) -> int:
@@ -199,16 +239,37 @@ class Ring:
     def settle(self, row: int, length: int) -> None:
         """Remember how far the row has been: a rewind does not bring back what was overwritten."""
         self._high[row] = max(self._high[row], length) if length else 0
-        if not length and self._held is not None:
+        if length:
+            return
+        self._given[row] = 0
+        if self._held is not None:
             self._held[row] = -1
 
     def floor(self, row: int, length: int) -> int:
         """0 until the ring is full; then the last `burst` tokens can be dropped."""
-        return 0 if self._high[row] <= self.size else self._high[row] - self.burst
+        return shortest(self.spec, self.first(row))
+
+    def first(self, row: int) -> int:
+        """The oldest that was not overwritten, or the first that it was given."""
+        overwritten = self._high[row] > self.size
+        return max(self._given[row], self._high[row] - (self.size - self.spec.sinks) if overwritten else 0)
+
+    def admit(self, row: int, length: int, first: int, device: torch.device) -> Moves:
+        """Every row has its slots from the start; say which positions are in them."""
+        self._high[row], self._given[row] = length, first
+        positions = held_positions(self.spec, length, self.first(row)).to(device)
+        self._positions(device)[row, self.slots(row, positions)] = positions
+        return Moves()
+
+    def slots(self, row: int, positions: torch.Tensor) -> torch.Tensor:
+        """The positions themselves up to the sinks' end, and around behind them."""
+        sinks, around = self.spec.sinks, self.size - self.spec.sinks
+        return positions.where(positions < sinks, sinks + (positions - sinks) % max(around, 1))
 
     def take(self, other: Self, rows: Sequence[int]) -> None:
         """Positions and marks of those rows."""
         self._high = [other._high[row] for row in rows]
+        self._given = [other._given[row] for row in rows]
         self._held = None if other._held is None else other._held[list(rows)]
 
     def fork(self, rows: Sequence[int]) -> Self:
@@ -217,9 +278,9 @@ class Ring:
         twin.take(self, rows)
         return twin
 
-    def used(self, row: int, length: int) -> int:
-        """What attention can read of it."""
-        return self.spec.visible_tokens(length)
+    def used(self, lengths: Sequence[int]) -> int:
+        """What attention can read of each row."""
+        return sum(map(self.spec.visible_tokens, lengths))
 
     @property
     def bookkeeping(self) -> int:
@@ -267,7 +328,7 @@ class Ring:
         positions = step.positions
         stays = (positions >= step.lengths[:, None] - around) | (positions < sinks)
         blocks, positions, source = scattered(step, placement, stays)
-        return blocks, positions.where(positions < sinks, sinks + (positions - sinks) % max(around, 1)), source
+        return blocks, self.slots(0, positions), source
 
     def _positions(self, device: torch.device) -> torch.Tensor:
         """(batch, size) the position in each slot, -1 where none was written."""
@@ -293,6 +354,18 @@ def span(spec: CacheSpec) -> int:
     """Newest tokens that a layer of this kind can need, its sinks aside. Raises for one that needs them all."""
     assert spec.window is not None or spec.chunk is not None
     return min(limit for limit in (spec.window, spec.chunk) if limit is not None)
+
+
+def shortest(spec: CacheSpec, first: int) -> int:
+    """The shortest length that can be gone on from where the sinks and the positions from `first` on are held."""
+    return first + span(spec) - 1 if first > spec.sinks else 0
+
+
+def held_positions(spec: CacheSpec, length: int, first: int) -> torch.Tensor:
+    """Positions of the sinks and from `first` to `length`, ascending."""
+    import torch
+
+    return torch.cat([torch.arange(min(spec.sinks, first)), torch.arange(first, length)])
 
 
 def limited(spec: CacheSpec) -> bool:
@@ -351,6 +424,11 @@ def _first_in_window(spec: CacheSpec, length: int) -> int:
     if spec.window is None or spec.chunk is not None or spec.sinks:
         return 0
     return max(0, length - spec.window)
+
+
+def kind_of(spec: CacheSpec) -> str:
+    """Layers of one kind share a layout and a plan."""
+    return f"window={spec.window} chunk={spec.chunk} sinks={spec.sinks}"
 
 
 STORES = ("full", "ring", "paged:PAGE")

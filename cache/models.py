@@ -16,6 +16,7 @@ from .budgets import largest
 from .formats import Format, format_named
 from .parallel import Split
 from .policies import Priced, pricing, vllm_pricing
+from .quantize import codec_named, format_of
 from .vllm import VllmCache, vllm_cache
 
 
@@ -65,6 +66,7 @@ class ModelCache:
         self,
         *,
         kv_dtype: str = "bfloat16",
+        codec: str = "plain",
         policy: str = "ideal",
         store: str | None = None,
         tp: int = 1,
@@ -72,11 +74,16 @@ class ModelCache:
         dp: int = 1,
         cp: int = 1,
     ) -> Priced:
-        """How these options price every layer: what the figures below are added up from."""
+        """How these options price every layer: what the figures below are added up from.
+
+        codec: how our stores code numbers of a plain kv_dtype; a kv_dtype such as `int8` is a codec of the model's.
+        """
         if policy == "vllm":
+            if codec != "plain":
+                raise ValueError(f"codec {codec!r} is one of our stores; policy 'vllm' takes a kv_dtype")
             return vllm_pricing(self.vllm(tp=tp, kv_dtype=self._vllm_dtype(kv_dtype)), store, Split(tp, pp, dp, cp))
         found = self.held if policy == "transformers" else self.architecture
-        return pricing(found, policy, store, self._format(kv_dtype), Split(tp, pp, dp, cp))
+        return pricing(found, policy, store, self.form(kv_dtype, codec), Split(tp, pp, dp, cp))
 
     def bytes(self, *, context: int, batch: int = 1, **options: Any) -> int:
         """Bytes of `batch` sequences of `context` tokens, on the fullest rank."""
@@ -164,9 +171,14 @@ class ModelCache:
         name = format_named(kv_dtype).name
         return {"fp8-mla": "fp8_ds_mla", "fp8-token-head": "fp8_per_token_head"}.get(name, name)
 
-    def _format(self, kv_dtype: str) -> Format:
+    def form(self, kv_dtype: str, codec: str = "plain") -> Format:
+        """What a cached number costs in this kv_dtype, coded so."""
         found = format_named(self.dtype if str(kv_dtype) == "auto" else kv_dtype)
-        return found if found.plain else replace(found, model=self.dtype)
+        if codec_named(codec).name == "plain":
+            return found if found.plain else replace(found, model=self.dtype)
+        if not found.plain:
+            raise ValueError(f"kv_dtype {found.name!r} is coded already: give codec {codec!r} a plain one, as bfloat16")
+        return replace(format_named(format_of(codec, found.name)), model=found.name)
 
 
 def _require_sizes(batch: int, context: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from attn_variants.contract import CacheSpec, Plan, Step, Table, require_size
 
-from .layouts import Moves, limited, require_burst, scattered, sees_all, span
+from .layouts import Moves, limited, require_burst, scattered, sees_all, shortest, span
 from .pages import Pages
 
 if TYPE_CHECKING:
@@ -49,9 +49,12 @@ class Paged:
     _sighted: list[int] = field(default_factory=list, init=False, repr=False)
     """Per row, the first page after the sinks' that is not out of sight."""
 
+    _given: list[int] = field(default_factory=list, init=False, repr=False)
+    """Per row, the first position, sinks aside, that it was ever given."""
+
     def __post_init__(self) -> None:
         self.tables = [[] for _ in range(self.batch)]
-        self._sighted = [0] * self.batch
+        self._sighted, self._given = [0] * self.batch, [0] * self.batch
         # A fork that nobody holds any more must not keep its pages.
         weakref.finalize(self, _release_all, self.pool, self.tables)
 
@@ -107,7 +110,7 @@ class Paged:
         self.pool.release(table[kept:])
         del table[kept:]
         if not length:
-            self._sighted[row] = 0
+            self._sighted[row] = self._given[row] = 0
             return
         sighted = self._first_in_sight(length)
         for index in range(max(self._sighted[row], self._sink_pages), sighted):
@@ -117,8 +120,31 @@ class Paged:
 
     def floor(self, row: int, length: int) -> int:
         """0 until a page went back to the pool; then what the pages left can still serve."""
+        return shortest(self.spec, self.first(row))
+
+    def first(self, row: int) -> int:
+        """The oldest on a page that is still held, or the first that it was given."""
         sighted = self._sighted[row]
-        return sighted * self.page + span(self.spec) - 1 if sighted > self._sink_pages else 0
+        return max(self._given[row], sighted * self.page if sighted > self._sink_pages else 0)
+
+    def admit(self, row: int, length: int, first: int, device: torch.device) -> Moves:
+        """Take the pages of what will be in sight, zeroed."""
+        table = self.tables[row]
+        sighted = max(first // self.page, self._first_in_sight(length))
+        held = [*range(min(self._sink_pages, sighted)), *range(sighted, -(-length // self.page))]
+        self.pool.require(len(held))
+        table.extend([0] * -(-length // self.page))
+        for index in held:
+            table[index] = self.pool.take()
+        self._sighted[row], self._given[row] = sighted, first
+        return Moves(zeroed=tuple(self._slots(table[index]) for index in held))
+
+    def slots(self, row: int, positions: torch.Tensor) -> torch.Tensor:
+        """Those of the pool that the row's table names."""
+        import torch
+
+        table = torch.tensor(self.tables[row], device=positions.device)
+        return table[positions // self.page] * self.page + positions % self.page
 
     def take(self, other: Self, rows: Sequence[int]) -> None:
         """Hold the pages that those rows hold; no number is copied."""
@@ -129,6 +155,7 @@ class Paged:
             self.pool.release(table)
         self.tables[:] = tables
         self._sighted = [other._sighted[row] for row in rows]
+        self._given = [other._given[row] for row in rows]
 
     def fork(self, rows: Sequence[int]) -> Self:
         """Other tables on the same pool."""
@@ -142,11 +169,16 @@ class Paged:
         pages = self.tables[source][: -(-length // self.page)]
         self.pool.share(pages)
         self.tables[row][:] = pages
-        self._sighted[row] = self._sighted[source]
+        self._sighted[row], self._given[row] = self._sighted[source], self._given[source]
 
-    def used(self, row: int, length: int) -> int:
-        """What attention can read of it."""
-        return self.spec.visible_tokens(length)
+    def used(self, lengths: Sequence[int]) -> int:
+        """What attention can read of each row, once where several hold it."""
+        read: dict[int, set[int]] = {}
+        for table, length in zip(self.tables, lengths, strict=True):
+            newest = length - self.spec.visible_tokens(length) + min(self.spec.sinks, length)
+            for position in (*range(min(self.spec.sinks, newest)), *range(newest, length)):
+                read.setdefault(table[position // self.page], set()).add(position % self.page)
+        return sum(map(len, read.values()))
 
     @property
     def bookkeeping(self) -> int:

@@ -23,6 +23,7 @@ from .accounting import Kept, layer_bytes, require_storable
 from .formats import Format
 from .layouts import layout_named
 from .parallel import Split
+from .quantize import CODECS, codec_named, format_of
 from .vllm import VllmCache
 
 VLLM_COUNTS = ("held", "planned")
@@ -142,7 +143,10 @@ def _ideal(found: Architecture, store: str | None, form: Format) -> Count:
 
 def _allocated(found: Architecture, store: str | None, form: Format) -> Count:
     require_storable(found.layers)
-    _require_plain("allocated", form)
+    codec = codec_named(codec_of(form))
+    for record in {record for spec in found.layers if spec.shares is None for record in spec.records}:
+        # A format may price what the codec of that name refuses to store.
+        codec.parts(record, form.model)
     _slots(store, CacheSpec(), 1)
 
     def kept(spec: CacheSpec, context: int) -> Kept:
@@ -183,6 +187,19 @@ def _transformers(found: Architecture, store: str | None, form: Format) -> Count
         return (*((entry, tokens) for entry in spec.entries), *strided_entries(spec, context))
 
     return kept
+
+
+def codec_of(form: Format) -> str:
+    """The codec of our stores that costs what this format does. Raises ValueError, naming those there are."""
+    if form.plain:
+        return "plain"
+    known = {format_of(name, form.model): name for name in CODECS if name != "plain"}
+    if form.residual or form.name.partition(":")[0] not in known:
+        raise ValueError(
+            f"kv_dtype {form.name!r}: policy 'allocated' holds plain dtypes and what our codecs store, "
+            f"{', '.join(known)}; give one of these, or policy 'ideal'"
+        )
+    return codec_named(form.name).name
 
 
 def _require_plain(policy: str, form: Format) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 
 import torch
@@ -68,6 +68,18 @@ class StateStore:
     def drop(self) -> None:
         """Forget what was kept."""
         self._kept = None
+
+    def read_row(self, row: int, lengths: range) -> dict[str, Tensor]:
+        """A row's states at these lengths, (n, *shape) each."""
+        at = torch.tensor(lengths) % self._burst
+        return {name: memory[row, at.to(memory.device)] for name, memory in self.tensors.items()}
+
+    def write_row(self, row: int, length: int, states: Mapping[str, Tensor]) -> None:
+        """Put into a row the states at the last lengths up to this one, as many as it has room for."""
+        for name, memory in self.tensors.items():
+            kept = states[name][-self._burst :]
+            at = torch.arange(length - len(kept) + 1, length + 1) % self._burst
+            memory[row, at.to(memory.device)] = kept.to(memory.device)
 
     def take(self, other: StateStore, rows: Tensor) -> None:
         """Row i becomes a copy of row rows[i] of `other`, which may be this store."""

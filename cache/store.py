@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 
 import torch
@@ -61,6 +62,11 @@ class Store:
         parts = {name + suffix: tensor for name, parts in self._tensors.items() for suffix, tensor in parts.items()}
         return parts | self._states.tensors
 
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """(heads, width) of every stored tensor of a record."""
+        return {name: (memory.shape[-3], memory.shape[-1]) for name, memory in self._row(0).items()}
+
     def append(self, step: Step, **entries: Tensor) -> View:
         """Write the step's entries, (B, heads, T, dim) each; what is returned reads them and all before them.
 
@@ -115,6 +121,31 @@ class Store:
         for name, parts in self._tensors.items():
             for suffix, memory in parts.items():
                 memory.copy_(other._tensors[name][suffix][rows])
+
+    def read_row(self, row: int, slots: Tensor) -> dict[str, Tensor]:
+        """What is stored of a row in these slots, (heads, n, width) per record and codec part."""
+        return {name: memory[:, slots] for name, memory in self._row(row).items()}
+
+    def write_row(self, row: int, slots: Tensor, stored: Mapping[str, Tensor]) -> None:
+        """Put into these slots of a row what `read_row` of such a store gave."""
+        for name, memory in self._row(row).items():
+            memory[:, slots] = stored[name].to(memory.device)
+
+    def read_states(self, row: int, lengths: range) -> dict[str, Tensor]:
+        """A row's states at these lengths, (n, *shape) each."""
+        return self._states.read_row(row, lengths)
+
+    def write_states(self, row: int, length: int, states: Mapping[str, Tensor]) -> None:
+        """Put into a row the states at the last lengths up to this one, as many as it has room for."""
+        self._states.write_row(row, length, states)
+
+    def _row(self, row: int) -> dict[str, Tensor]:
+        """(heads, slots, width) per record and codec part; of a pool all of it."""
+        return {
+            name + suffix: memory if self._layout.pooled else memory[row]
+            for name, parts in self._tensors.items()
+            for suffix, memory in parts.items()
+        }
 
     def fork(self, layout: Layout, owner: object, rows: Tensor) -> Store:
         """A store of its own for those rows of this one; on a pool it is the same memory."""

@@ -6,6 +6,7 @@ import pytest
 
 from attn_variants.architectures import PRESETS
 from attn_variants.cache import cache_bytes, ideal_bytes, model_cache
+from attn_variants.cache.quantize import CODECS, format_of
 
 TINY = {
     "model_type": "llama",
@@ -78,7 +79,7 @@ def test_growth_is_that_of_the_layers_that_still_grow():
         ({"policy": "transformers", "store": "full"}, "unknown cache of transformers 'full'"),
         ({"policy": "allocated", "store": "heap"}, "unknown store 'heap'"),
         ({"policy": "transformers", "kv_dtype": "fp8"}, "kv_dtype 'fp8': policy 'transformers' holds plain dtypes"),
-        ({"policy": "allocated", "kv_dtype": "int8"}, "kv_dtype 'int8': policy 'allocated' holds plain dtypes"),
+        ({"policy": "allocated", "kv_dtype": "fp8"}, "kv_dtype 'fp8': policy 'allocated' holds plain dtypes"),
         ({"policy": "vllm", "pp": 2}, "policy 'vllm' is sized for ranks of tp alone"),
         ({"policy": "vllm", "store": "full"}, "unknown count of vLLM 'full'"),
         ({"policy": "vllm", "kv_dtype": "q8_0"}, "q8_0"),
@@ -259,3 +260,41 @@ def test_a_model_that_stops_growing_takes_any_context():
     assert m.max_context(budget=8 * 512 - 1) == 7
     assert m.max_context(budget=511) == 0
     assert model_cache({**MISTRAL, "sliding_window": 1}).max_batch(budget=5 * 512, context=9) == 5
+
+
+@pytest.mark.parametrize("codec", [*CODECS, "int8:32", "int4:sym", "int8:asym:rope"])
+@pytest.mark.parametrize("store", ["full", "ring", "paged:16"])
+def test_what_our_stores_reserve_is_priced_to_the_byte_in_every_codec(store, codec):
+    priced = 0
+    for name in PRESETS:
+        cache = model_cache(name)
+        asked = {"batch": 3, "context": 1000, "policy": "allocated", "store": store}
+        try:
+            reserved = {
+                dtype: cache_bytes(cache.layers, batch=3, capacity=1000, store=store, codec=codec, dtype=dtype)
+                for dtype in ("float32", cache.dtype)
+            }
+        except ValueError:
+            with pytest.raises(ValueError, match=r"codec|kv_dtype|store"):
+                cache.bytes(**asked, codec=codec)
+            continue
+        priced += 1
+        for dtype, wanted in reserved.items():
+            assert cache.bytes(**asked, kv_dtype=dtype, codec=codec) == wanted
+        assert cache.bytes(**asked, kv_dtype=format_of(codec, cache.dtype)) == reserved[cache.dtype]
+    assert priced
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "q8_0", "int8:32:128"])
+def test_a_format_that_no_codec_of_ours_stores_is_not_allocated(kv_dtype):
+    known = "int8, int4, fp8-token-head, fp8-mla; give one of these"
+    with pytest.raises(ValueError, match=f"kv_dtype '{kv_dtype}': policy 'allocated' holds plain dtypes and .*{known}"):
+        model_cache("llama-3.1-8b").bytes(context=100, policy="allocated", kv_dtype=kv_dtype)
+
+
+def test_a_codec_codes_plain_numbers_of_our_stores():
+    cache = model_cache("llama-3.1-8b")
+    with pytest.raises(ValueError, match="kv_dtype 'int4' is coded already: give codec 'int8' a plain one"):
+        cache.bytes(context=100, kv_dtype="int4", codec="int8")
+    with pytest.raises(ValueError, match="codec 'int8' is one of our stores; policy 'vllm' takes a kv_dtype"):
+        cache.bytes(context=100, policy="vllm", codec="int8")
