@@ -17,7 +17,7 @@ class Format:
     """`bits` per number and `overhead` bytes per group of numbers of one head and token.
 
     group:    numbers that share the overhead; None is all of a head's.
-    residual: newest tokens that stay in the model's dtype, as in KIVI.
+    residual: newest tokens of a rank that stay in the model's dtype, as in KIVI.
     model:    the model's dtype, in which states and residuals stay.
     plain:    whether it is a dtype and nothing else.
     meaning:  what the overhead is, and whose format it is.

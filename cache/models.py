@@ -12,7 +12,7 @@ from attn_variants.architectures import Architecture, architecture, parameters
 from attn_variants.contract import CacheSpec, require_size
 from attn_variants.dtypes import canonical_dtype, dtype_bytes
 
-from .budgets import largest
+from .budgets import crests, largest
 from .formats import Format, format_named
 from .parallel import Split
 from .policies import Priced, pricing, vllm_pricing
@@ -115,8 +115,7 @@ class ModelCache:
         priced = self.pricing(**options)
 
         def fits(context: int) -> bool:
-            last = range(max(1, context - priced.period + 1), context + 1)
-            return all(priced.fullest(batch, tokens) <= budget for tokens in last)
+            return all(priced.fullest(batch, tokens) <= budget for tokens in crests(priced.falls, context))
 
         return largest(fits)
 

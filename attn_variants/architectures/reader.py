@@ -36,6 +36,7 @@ class Architecture:
     layers: one `CacheSpec` per cache slot; a model that runs a layer several times per token has more than layers.
     kinds:  the kind of each slot, by the name that `layer_types` or the family gives it.
     query_heads: H of each slot, 0 where it has no attention.
+    slots: the layer that each cache slot is of.
     bytes_once: what a cache keeps besides, once, whatever the batch.
     fields: the decoder's fields, for those who need more of the config than its layers.
     config: the whole config.json, of which the decoder's fields may be a part.
@@ -46,6 +47,7 @@ class Architecture:
     layers: tuple[CacheSpec, ...]
     kinds: tuple[str, ...]
     query_heads: tuple[int, ...]
+    slots: tuple[int, ...]
     bytes_once: int = 0
     fields: Fields | None = field(default=None, repr=False, compare=False)
     config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -183,6 +185,7 @@ def _read(model_type: str, fields: Fields, config: Mapping[str, Any]) -> Archite
         layers=tuple(specs[slot] for slot in slots),
         kinds=tuple(kinds[slot] for slot in slots),
         query_heads=tuple(heads[slot] for slot in slots),
+        slots=tuple(slots),
         bytes_once=family.once,
         fields=fields,
         config=config,
