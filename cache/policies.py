@@ -71,6 +71,11 @@ class Pricing:
         return self.split.tp * batch * one + self.split.ranks * self.once
 
     @property
+    def period(self) -> int:
+        """Tokens after which growth repeats."""
+        return math.lcm(*(every for _, every in self.falls))
+
+    @property
     def falls(self) -> Iterator[Fall]:
         """Layers that pool their tokens in strides give up a stride's when it is complete."""
         for layers in itertools.chain.from_iterable(self.stages):
@@ -99,6 +104,12 @@ class VllmPricing:
     def over_ranks(self, batch: int, context: int) -> int:
         """Bytes on all ranks together."""
         return self.split.ranks * self.fullest(batch, context)
+
+    @property
+    def period(self) -> int:
+        """Tokens after which growth repeats: whole blocks of every group, and whole chunks."""
+        blocks = (page.block for group in self.cache.groups for page, _ in group.pages)
+        return math.lcm(*blocks, *(every for _, every in self.falls))
 
     @property
     def falls(self) -> Iterator[Fall]:

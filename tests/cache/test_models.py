@@ -164,6 +164,11 @@ def test_formats_that_do_not_work_out_are_refused(kv_dtype, message):
         model_cache(TINY).bytes(context=1, kv_dtype=kv_dtype)
 
 
+def test_a_dtype_of_the_config_that_is_no_name_is_refused():
+    with pytest.raises(ValueError, match=r"torch_dtype \(16\) must be a string"):
+        model_cache({**TINY, "torch_dtype": 16}).bytes(context=1, kv_dtype="auto")
+
+
 # Splits
 
 
@@ -281,6 +286,18 @@ def test_every_shorter_request_fits_too_where_vllm_frees_blocks(name):
         budget = max(sizes[:context]) - 1
         grown = next(context for context, size in enumerate(sizes, 1) if size > budget)
         assert m.max_context(budget=budget, **asked) == grown - 1
+
+
+def test_growth_by_blocks_and_strides_has_a_mean():
+    """TINY: 512 bytes a token, in blocks of 16; DeepSeek-V4-Flash pools 4 and 128 tokens."""
+    m = model_cache(TINY)
+    asked = {"policy": "vllm", "kv_dtype": "auto"}
+    assert [m.bytes_per_token(context=context, **asked) for context in (15, 16, 17)] == [0, 16 * 512, 0]
+    assert [m.bytes_per_token_mean(context=context, **asked) for context in (15, 16, 17)] == [512] * 3
+    assert m.bytes_per_token_mean(context=100) == m.bytes_per_token(context=100) == 512
+    pooled = model_cache("deepseek-v4-flash")
+    grown = pooled.bytes(context=10_000 + 128) - pooled.bytes(context=10_000)
+    assert pooled.bytes_per_token_mean(context=10_000) == grown / 128
 
 
 def test_a_model_that_stops_growing_takes_any_context():
