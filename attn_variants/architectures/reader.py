@@ -24,7 +24,15 @@ OLDER_KINDS = {
     "qwen_sparse_attention": "indexed_attention",
 }
 """Older names in lists of layer types, with the present ones."""
-DECISIVE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "kv_lora_rank")
+DECISIVE = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "kv_lora_rank",
+    "sliding_window",
+)
 """Fields that a config and the text config in it must not say differently."""
 CAUSAL = ("ForCausalLM", "LMHeadModel", "LMModel")
 
@@ -120,8 +128,8 @@ def _known(field: str, model_type: Any) -> Family | Nested:
         raise ValueError(f"{field} {model_type!r} is not read: {UNREAD[model_type]}")
     if model_type not in FAMILIES:
         raise ValueError(
-            f"{field} {model_type!r} is not known{nearest(model_type, FAMILIES)}; its attention could be of any kind, "
-            "so no size is given"
+            f"{field} {model_type!r:.60} is not known{nearest(model_type[:60], FAMILIES)}; its attention could be of "
+            "any kind, so no size is given"
         )
     return FAMILIES[model_type]
 
@@ -213,8 +221,13 @@ def _kinds(fields: Fields, count: int) -> list[str]:
 
 
 def _shared(family: Family, fields: Fields, index: int) -> int | None:
-    if family.shares is None or evaluate(family.shares, fields) is None:
+    if family.shares is None:
         return None
+    try:
+        if evaluate(family.shares, fields) is None:
+            return None
+    except ValueError as error:
+        raise ValueError(f"{error} ({fields.values_in(family.shares)})") from None
     shares = fields.whole(family.shares, least=0)
     if shares >= index:
         raise ValueError(f"layer {index} cannot share the cache of layer {shares}, which comes no earlier")
