@@ -24,7 +24,15 @@ OLDER_KINDS = {
     "qwen_sparse_attention": "indexed_attention",
 }
 """Older names in lists of layer types, with the present ones."""
-DECISIVE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "kv_lora_rank")
+DECISIVE = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "kv_lora_rank",
+    "sliding_window",
+)
 """Fields that a config and the text config in it must not say differently."""
 CAUSAL = ("ForCausalLM", "LMHeadModel", "LMModel")
 
@@ -36,6 +44,7 @@ class Architecture:
     layers: one `CacheSpec` per cache slot; a model that runs a layer several times per token has more than layers.
     kinds:  the kind of each slot, by the name that `layer_types` or the family gives it.
     query_heads: H of each slot, 0 where it has no attention.
+    slots: the layer that each cache slot is of.
     bytes_once: what a cache keeps besides, once, whatever the batch.
     fields: the decoder's fields, for those who need more of the config than its layers.
     config: the whole config.json, of which the decoder's fields may be a part.
@@ -46,6 +55,7 @@ class Architecture:
     layers: tuple[CacheSpec, ...]
     kinds: tuple[str, ...]
     query_heads: tuple[int, ...]
+    slots: tuple[int, ...]
     bytes_once: int = 0
     fields: Fields | None = field(default=None, repr=False, compare=False)
     config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -122,8 +132,8 @@ def _known(field: str, model_type: Any) -> Family | Nested:
         raise ValueError(f"{field} {model_type!r} is not read: {UNREAD[model_type]}")
     if model_type not in FAMILIES:
         raise ValueError(
-            f"{field} {model_type!r} is not known{nearest(model_type, FAMILIES)}; its attention could be of any kind, "
-            "so no size is given"
+            f"{field} {model_type!r:.60} is not known{nearest(model_type[:60], FAMILIES)}; its attention could be of "
+            "any kind, so no size is given"
         )
     return FAMILIES[model_type]
 
@@ -187,6 +197,7 @@ def _read(model_type: str, fields: Fields, config: Mapping[str, Any]) -> Archite
         layers=tuple(specs[slot] for slot in slots),
         kinds=tuple(kinds[slot] for slot in slots),
         query_heads=tuple(heads[slot] for slot in slots),
+        slots=tuple(slots),
         bytes_once=family.once,
         fields=fields,
         config=config,
@@ -214,8 +225,13 @@ def _kinds(fields: Fields, count: int) -> list[str]:
 
 
 def _shared(family: Family, fields: Fields, index: int) -> int | None:
-    if family.shares is None or evaluate(family.shares, fields) is None:
+    if family.shares is None:
         return None
+    try:
+        if evaluate(family.shares, fields) is None:
+            return None
+    except ValueError as error:
+        raise ValueError(f"{error} ({fields.values_in(family.shares)})") from None
     shares = fields.whole(family.shares, least=0)
     if shares >= index:
         raise ValueError(f"layer {index} cannot share the cache of layer {shares}, which comes no earlier")
