@@ -21,13 +21,14 @@ _HOMES = {
             "MHAConfig",
             "MLAConfig",
             "MQAConfig",
-            "RopeConfig",
         ),
         "contract": ("CacheSpec", "Entry", "Record", "State", "Step"),
         "decoder": ("Decoder",),
         "gqa": ("GroupedQueryAttention", "MultiHeadAttention", "MultiQueryAttention"),
         "mla": ("ExpandedMultiHeadLatentAttention", "MultiHeadLatentAttention"),
+        "options": ("AttentionOptions",),
         "registry": ("VARIANTS", "Variant"),
+        "rope_config": ("RopeConfig",),
         "transient": ("fresh_step", "visible"),
     }.items()
     for name in names
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from .config import MHAConfig as MHAConfig
     from .config import MLAConfig as MLAConfig
     from .config import MQAConfig as MQAConfig
-    from .config import RopeConfig as RopeConfig
     from .contract import CacheSpec as CacheSpec
     from .contract import Entry as Entry
     from .contract import Record as Record
@@ -54,8 +54,10 @@ if TYPE_CHECKING:
     from .gqa import MultiQueryAttention as MultiQueryAttention
     from .mla import ExpandedMultiHeadLatentAttention as ExpandedMultiHeadLatentAttention
     from .mla import MultiHeadLatentAttention as MultiHeadLatentAttention
+    from .options import AttentionOptions as AttentionOptions
     from .registry import VARIANTS as VARIANTS
     from .registry import Variant as Variant
+    from .rope_config import RopeConfig as RopeConfig
     from .transient import fresh_step as fresh_step
     from .transient import visible as visible
 else:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, Self
 
 from attn_variants.contract import LARGEST_SIZE, CacheSpec, Entry, Record, require_size
-
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-
+from attn_variants.options import AttentionOptions
+from attn_variants.rope_config import RopeConfig
 
 MOST_LAYERS = 10_000
 """Published models have a few hundred at most."""
@@ -19,75 +17,6 @@ def require_positive(owner: object, *names: str) -> None:
     """Refuse a size that is zero, negative or no integer, naming the field and its value."""
     for name in names:
         require_size(name, getattr(owner, name), most=LARGEST_SIZE)
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary position embedding: base frequency, pairing, the part of the head that turns, and how it is stretched.
-
-    interleaved: pairs are (x0, x1), (x2, x3), ... (DeepSeek); else the halves pair up, (x0, x[n/2]) (Llama).
-    partial_rotary_factor: the leading share of the head dim that turns; the rest passes through.
-    rope_type: `default`, `linear`, `llama3` or `yarn`; the remaining fields are the parameters of those kinds, with the
-    names and defaults of published configs. `attention_factor` None lets YaRN compute it from the mscales.
-    """
-
-    rope_theta: float = 10000.0
-    interleaved: bool = False
-    partial_rotary_factor: float = 1.0
-    rope_type: str = "default"
-    factor: float = 1.0
-    original_max_position_embeddings: int | None = None
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    attention_factor: float | None = None
-    truncate: bool = True
-
-    def __post_init__(self) -> None:
-        if self.rope_type not in ROPE_TYPES:
-            raise ValueError(f"rope_type {self.rope_type!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
-        if not self.rope_theta > 0:
-            raise ValueError(f"rope_theta ({self.rope_theta}) must be positive")
-        if not 0 < self.partial_rotary_factor <= 1:
-            raise ValueError(f"partial_rotary_factor ({self.partial_rotary_factor}) must be above 0 and at most 1")
-        if self.rope_type != "default" and not self.factor >= 1:
-            raise ValueError(f"factor ({self.factor}) of rope_type {self.rope_type!r} must be at least 1")
-        if self.rope_type in ("llama3", "yarn"):
-            require_size("original_max_position_embeddings", self.original_max_position_embeddings)
-        if self.rope_type == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
-            raise ValueError(
-                f"high_freq_factor ({self.high_freq_factor}) must be above low_freq_factor ({self.low_freq_factor}), "
-                "and both above 0"
-            )
-        if self.rope_type == "yarn" and not 0 < self.beta_slow <= self.beta_fast:
-            raise ValueError(
-                f"beta_fast ({self.beta_fast}) must be at least beta_slow ({self.beta_slow}), and both above 0"
-            )
-
-    def rotary_dim(self, head_dim: int, name: str = "head_dim") -> int:
-        """Leading numbers of a head that turn; they come in pairs."""
-        dim = int(head_dim * self.partial_rotary_factor)
-        if dim < 2 or dim % 2:
-            part = f" * partial_rotary_factor ({self.partial_rotary_factor})" if self.partial_rotary_factor != 1 else ""
-            raise ValueError(
-                f"the rope dim, {name} ({head_dim}){part} = {dim}, must be even and at least 2, since rotary numbers "
-                f"turn in pairs: give another {name}"
-            )
-        return dim
-
-    def softmax_mscale(self) -> float:
-        """The factor by which YaRN's `mscale_all_dim` multiplies MLA's softmax scale; DeepSeek-V3's `mscale ** 2`."""
-        if self.rope_type != "yarn" or not self.mscale_all_dim:
-            return 1.0
-        return yarn_mscale(self.factor, self.mscale_all_dim) ** 2
-
-
-def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """YaRN's attention temperature, 0.1 * mscale * ln(factor) + 1 (arXiv 2309.00071, section 3.4)."""
-    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _size(default: int | None, meaning: str) -> Any:
@@ -138,12 +67,14 @@ class AttentionConfig(Protocol):
 
 
 @dataclass(frozen=True)
-class GQAConfig:
+class GQAConfig(AttentionOptions):
     """Grouped-query attention: K key/value heads, each shared by H / K query heads (arXiv 2305.13245).
 
     Caches k and v, 2 * K * D numbers per token and layer. `num_key_value_heads` None means H; `head_dim` None means
-    hidden_size / H. `attention_bias` is a bias on q, k and v; `output_bias` one on o. `qk_norm` normalises every head
-    of q and k before RoPE (Qwen3). `rope` None leaves positions out.
+    hidden_size / H. `attention_bias` is a bias on q, k and v; `output_bias` one on o. `rope` None leaves positions out.
+
+    Norms of every head, by its root mean square: `qk_norm` of q and k before RoPE, with weights (Qwen3, Gemma 3);
+    `qk_norm_after_rope` of both after it, and `v_norm` of v, without weights (Llama 4; Gemma 3n).
     """
 
     hidden_size: int
@@ -155,8 +86,11 @@ class GQAConfig:
     attention_bias: bool = False
     output_bias: bool = False
     rms_norm_eps: float = 1e-6
+    qk_norm_after_rope: bool = False
+    v_norm: bool = False
 
     def __post_init__(self) -> None:
+        self._require_options()
         require_positive(self, "hidden_size", "num_attention_heads")
         if self.num_key_value_heads is None:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
@@ -188,6 +122,11 @@ class GQAConfig:
         assert self.head_dim is not None
         return self.head_dim
 
+    @property
+    def scale(self) -> float:
+        """What a query-key product is multiplied by before the softmax: 1 / sqrt(D), unless the options say."""
+        return float(self.dim**-0.5) if self.softmax_scale is None else self.softmax_scale
+
     @classmethod
     def from_geometry(cls, geometry: Geometry) -> Self:
         """GQA with the geometry's K."""
@@ -196,7 +135,7 @@ class GQAConfig:
     def cache_spec(self) -> CacheSpec:
         """k and v, K heads of D numbers each."""
         k, v = (Record.of(Entry(name, self.kv_heads, self.dim)) for name in ("k", "v"))
-        return CacheSpec(records=(k, v))
+        return self._spec(k, v)
 
 
 @dataclass(frozen=True)
@@ -238,12 +177,12 @@ class MQAConfig(GQAConfig):
 
 
 @dataclass(frozen=True)
-class MLAConfig:
+class MLAConfig(AttentionOptions):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
     Caches one record `kv` per token: the normed latent (R = kv_lora_rank) and one rotated key that all heads share
-    (P = qk_rope_head_dim), R + P numbers per layer. `q_lora_rank` None projects queries at full rank. The softmax scale
-    is (qk_nope_head_dim + qk_rope_head_dim) ** -0.5, times YaRN's mscale squared.
+    (P = qk_rope_head_dim), R + P numbers per layer. `q_lora_rank` None projects queries at full rank. `rope` None
+    leaves positions out (Kimi Linear).
     """
 
     hidden_size: int
@@ -253,11 +192,12 @@ class MLAConfig:
     qk_rope_head_dim: int = 64
     v_head_dim: int = 128
     q_lora_rank: int | None = None
-    rope: RopeConfig = field(default_factory=lambda: RopeConfig(interleaved=True))
+    rope: RopeConfig | None = field(default_factory=lambda: RopeConfig(interleaved=True))
     attention_bias: bool = False
     rms_norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
+        self._require_options()
         require_positive(
             self,
             "hidden_size",
@@ -269,7 +209,8 @@ class MLAConfig:
         )
         if self.q_lora_rank is not None:
             require_positive(self, "q_lora_rank")
-        self.rope.rotary_dim(self.qk_rope_head_dim, "qk_rope_head_dim")
+        if self.rope is not None:
+            self.rope.rotary_dim(self.qk_rope_head_dim, "qk_rope_head_dim")
 
     @property
     def qk_head_dim(self) -> int:
@@ -278,8 +219,13 @@ class MLAConfig:
 
     @property
     def scale(self) -> float:
-        """What a query-key product is multiplied by before the softmax."""
-        return float(self.qk_head_dim**-0.5 * self.rope.softmax_mscale())
+        """What a query-key product is multiplied by before the softmax, unless the options say.
+
+        (N + P) ** -0.5, times YaRN's mscale squared: what an expanded key has, whatever the latent's rank.
+        """
+        if self.softmax_scale is not None:
+            return self.softmax_scale
+        return float(self.qk_head_dim**-0.5 * (1.0 if self.rope is None else self.rope.softmax_mscale()))
 
     @classmethod
     def from_geometry(cls, geometry: Geometry) -> Self:
@@ -298,7 +244,7 @@ class MLAConfig:
         """One row of R + P numbers; every tensor-parallel rank keeps it whole."""
         latent = Entry("latent", 1, self.kv_lora_rank, sharded=False)
         k_rope = Entry("k_rope", 1, self.qk_rope_head_dim, sharded=False)
-        return CacheSpec(records=(Record("kv", (latent, k_rope)),))
+        return self._spec(Record("kv", (latent, k_rope)))
 
 
 @dataclass(frozen=True)
@@ -309,17 +255,21 @@ class ExpandedMLAConfig(MLAConfig):
         """k and v of every head."""
         k = Entry("k", self.num_attention_heads, self.qk_head_dim)
         v = Entry("v", self.num_attention_heads, self.v_head_dim)
-        return CacheSpec(records=(Record.of(k), Record.of(v)))
+        return self._spec(Record.of(k), Record.of(v))
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """A pre-norm decoder with RMSNorm and SwiGLU; `attention` is the variant, and the only thing a variant changes."""
+    """A pre-norm decoder with RMSNorm and SwiGLU; `attention` is the variant, and the only thing a variant changes.
+
+    `attention` is one config for all layers, or a tuple of one per layer where they differ: windows that alternate with
+    full attention, layers without positions, layers that read another's cache.
+    """
 
     vocab_size: int
     num_hidden_layers: int
     intermediate_size: int
-    attention: AttentionConfig
+    attention: AttentionConfig | tuple[AttentionConfig, ...]
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     mlp_bias: bool = False
@@ -329,6 +279,17 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
+        if isinstance(self.attention, list):
+            object.__setattr__(self, "attention", tuple(self.attention))
+        if len(self.attentions) != self.num_hidden_layers:
+            raise ValueError(
+                f"attention has {len(self.attentions)} configs, num_hidden_layers is {self.num_hidden_layers}: "
+                "give one config, or one for each layer"
+            )
+        if len(widths := {attention.hidden_size for attention in self.attentions}) > 1:
+            raise ValueError(f"the layers' attention must agree on hidden_size, got {sorted(widths)}")
+        for layer, attention in enumerate(self.attentions):
+            _require_owner(layer, attention, self.attentions)
 
     @classmethod
     def from_geometry(cls, geometry: Geometry, attention: type[AttentionConfig], **changes: Any) -> Self:
@@ -342,11 +303,37 @@ class DecoderConfig:
         )
 
     @property
+    def attentions(self) -> tuple[AttentionConfig, ...]:
+        """One config per layer."""
+        if isinstance(self.attention, tuple):
+            return self.attention
+        return (self.attention,) * self.num_hidden_layers
+
+    @property
     def hidden_size(self) -> int:
         """Width of the residual stream."""
-        return self.attention.hidden_size
+        return self.attentions[0].hidden_size
 
     @property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         """What each layer remembers."""
-        return (self.attention.cache_spec(),) * self.num_hidden_layers
+        return tuple(attention.cache_spec() for attention in self.attentions)
+
+
+def _require_owner(layer: int, attention: AttentionConfig, attentions: tuple[AttentionConfig, ...]) -> None:
+    """Refuse a layer that shares a cache which it cannot read: its own, a later one, none, or one of other entries."""
+    if not isinstance(attention, AttentionOptions) or attention.kv_shared_layer is None:
+        return
+    shared = attention.kv_shared_layer
+    if shared >= layer:
+        raise ValueError(f"layer {layer}: kv_shared_layer ({shared}) must be an earlier layer")
+    owner, own = attentions[shared].cache_spec(), replace(attention, kv_shared_layer=None).cache_spec()
+    if owner.shares is not None:
+        raise ValueError(
+            f"layer {layer}: kv_shared_layer ({shared}) reads the cache of layer {owner.shares} itself; name that one"
+        )
+    if owner != own:
+        raise ValueError(
+            f"layer {layer}: kv_shared_layer ({shared}) has another cache than this layer would read; both need the "
+            "same variant, heads, window, chunk and sinks"
+        )

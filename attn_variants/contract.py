@@ -202,7 +202,8 @@ class Plan:
 
     kv_positions: (B, S) position in each slot that is read, -1 where it is empty; may be None where mask is.
     causal:  host fact: the triangle over this pass's own tokens and nothing else.
-    mask:    (B, 1, T, S) true where visible; None when causal, or when every query sees every slot read.
+    mask:    (B, 1, T, S) true where visible; None when causal, deferred, or every query sees every slot read.
+    deferred: host fact: the mask is too large to be made at once; `kv_positions` give it block by block.
     limit:   host fact: S, the slots read.
     first:   host fact: the slot in memory that reading starts at, where slots are read in a row.
     start:   host fact: the slot of the first new token where every row writes T neighbouring slots from it, else None.
@@ -220,6 +221,7 @@ class Plan:
     offsets: Tensor | None = None
     source: Tensor | None = None
     table: Table | None = None
+    deferred: bool = False
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attn_variants.config import DecoderConfig
+from attn_variants.config import AttentionConfig, DecoderConfig
 from attn_variants.contract import CacheSpec, LayerCache, Step
 from attn_variants.linear import project
 from attn_variants.norm import RMSNorm
@@ -64,9 +64,9 @@ class SwiGLU(nn.Module):
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, attention: AttentionConfig) -> None:
         super().__init__()
-        self.self_attn = variant_of(config.attention).module(config.attention)
+        self.self_attn = variant_of(attention).module(attention)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -84,7 +84,7 @@ class DecoderStack(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, attention) for attention in config.attentions)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, ids: Tensor, step: Step, caches: Sequence[LayerCache]) -> Tensor:

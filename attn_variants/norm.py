@@ -18,3 +18,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The same shape and dtype as x."""
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+def rms_normed(x: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x ** 2) + eps) over the last axis: `RMSNorm` without a weight."""
+    return F.rms_norm(x, x.shape[-1:], eps=eps)

@@ -12,8 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from attn_variants.config import RopeConfig, yarn_mscale
 from attn_variants.contract import Step
+from attn_variants.options import AttentionOptions
+from attn_variants.rope_config import RopeConfig, yarn_mscale
 
 
 def inverse_frequencies(config: RopeConfig, dim: int, device: torch.device | str | None = None) -> Tensor:
@@ -88,6 +89,14 @@ def rotate(x: Tensor, step: Step, config: RopeConfig | None) -> Tensor:
         return torch.addcmul(x * cos, _partner(x, config.interleaved), sin)
     turning, rest = x.split([dim, x.shape[-1] - dim], dim=-1)
     return torch.cat([torch.addcmul(turning * cos, _partner(turning, config.interleaved), sin), rest], dim=-1)
+
+
+def tempered(q: Tensor, step: Step, options: AttentionOptions) -> Tensor:
+    """q (B, H, T, D), grown with the logarithm of its position as `floor_scale` says (arXiv 2501.19399)."""
+    if options.floor_scale is None:
+        return q
+    steps = torch.floor((step.positions[:, None, :, None].float() + 1) / options.floor_scale)
+    return q * (1 + options.attn_scale * torch.log1p(steps)).to(q.dtype)
 
 
 def _partner(x: Tensor, interleaved: bool) -> Tensor:

@@ -12,6 +12,9 @@ from torch import Tensor
 from attn_variants.contract import CacheSpec, LayerCache, Plan, Step, View
 from attn_variants.dtypes import torch_dtype
 
+MASK_ENTRIES = 2**26
+"""The largest mask that is made at once: 64 MiB, which kernels turn into 256 MiB of float32."""
+
 
 def visible(
     q_positions: Tensor, kv_positions: Tensor, *, window: int | None = None, chunk: int | None = None, sinks: int = 0
@@ -42,6 +45,15 @@ def step_mask(step: Step, kv_positions: Tensor, spec: CacheSpec) -> Tensor:
     if step.padded:
         seen = seen | (step.positions < 0)[..., None]
     return seen[:, None]
+
+
+def mask_plan(plan: Plan, step: Step, spec: CacheSpec) -> None:
+    """Give the plan the mask of its slots, or defer one of more than `MASK_ENTRIES`: blocks then make their own."""
+    batch, tokens = step.positions.shape
+    plan.deferred = batch * tokens * plan.limit > MASK_ENTRIES
+    if not plan.deferred:
+        assert plan.kv_positions is not None
+        plan.mask = step_mask(step, plan.kv_positions, spec)
 
 
 @dataclass(frozen=True)
@@ -195,8 +207,9 @@ def _own_plan(spec: CacheSpec, step: Step) -> Plan:
         tokens = step.positions.shape[1]
         unbroken = all(limit is None or limit >= tokens for limit in (spec.window, spec.chunk))
         causal = step.fresh and unbroken
-        mask = None if causal else step_mask(step, step.positions, spec)
-        step.plans[kind] = Plan(kv_positions=step.positions, causal=causal, mask=mask, limit=tokens)
+        plan = step.plans[kind] = Plan(kv_positions=step.positions, causal=causal, mask=None, limit=tokens)
+        if not causal:
+            mask_plan(plan, step, spec)
     return step.plans[kind]
 
 
@@ -308,4 +321,6 @@ def standing(x: Tensor, step: Step | None, cache: LayerCache | None, spec: Cache
         raise ValueError("this step stands on a cache's rows; give the module that cache's layer too")
     if step.positions.shape != x.shape[:2]:
         raise ValueError(f"the step stands for {tuple(step.positions.shape)} tokens, x has {tuple(x.shape[:2])}")
-    return step, Transient(spec) if cache is None else cache
+    if cache is None:
+        cache = Transient(spec) if spec.shares is None else Shared(spec)
+    return step, cache

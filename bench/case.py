@@ -83,7 +83,14 @@ def variant_subject(name: str, geometry: Geometry) -> Subject:
 def _repeated(name: str, geometry: Geometry, spec: CacheSpec) -> ModelCache:
     count = geometry.layers
     return ModelCache(
-        Architecture(name, count, (spec,) * count, ("full_attention",) * count, (geometry.heads,) * count)
+        Architecture(
+            name,
+            count,
+            layers=(spec,) * count,
+            kinds=("full_attention",) * count,
+            query_heads=(geometry.heads,) * count,
+            slots=tuple(range(count)),
+        )
     )
 
 

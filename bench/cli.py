@@ -38,7 +38,7 @@ from .results import Report, deliver, environment, require_writable, to_stdout
 from .tables import as_text
 
 if TYPE_CHECKING:
-    from .memory import Question
+    from .fitting import Question
 
 app = typer.Typer(add_completion=False)
 MOST_THREADS = 1024
@@ -299,7 +299,7 @@ def fetch(
 
 def question(sizing: Sizing) -> Question:
     """What the flags ask of every subject; numbers and names are checked here."""
-    from .memory import Question
+    from .fitting import Question
 
     require_positive(**{name: getattr(sizing, name) for name in ("batch", "context", "tp", "pp", "dp", "cp")})
     values = vars(sizing) | {"codec": codec_named(sizing.codec).name}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from attn_variants.architectures import PRESETS
@@ -17,48 +16,12 @@ from attn_variants.contract import CacheSpec, Entry
 from attn_variants.dtypes import dtype_bytes
 
 from .case import Subject
+from .fitting import CONTEXTS, FITTING_COLUMNS, Question, fitting
 from .results import Report, Row
 from .tables import Column, Table, exact, size
 
 META_ABOVE = 1 << 30
 """A store of more bytes than this is made on the meta device: every shape and size is real, no memory is taken."""
-
-CONTEXTS = tuple(2**power for power in range(12, 21))
-"""Of the table over a budget: 4,096 to 1,048,576 tokens."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked of every subject.
-
-    policy: None is `allocated` where a store can hold the subject, else `ideal`; see `attn_variants.cache.policies`.
-    store: None is the policy's own.     codec: of our stores, over a plain kv_dtype.
-    budget: bytes per rank, for weights and cache.
-    weights: bytes of the whole model, `auto` to count them, None to leave them out.
-    """
-
-    batch: int
-    context: int
-    kv_dtype: str
-    policy: str | None = None
-    store: str | None = None
-    codec: str = "plain"
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    cp: int = 1
-    budget: int | None = None
-    weights: int | str | None = None
-
-    @property
-    def split(self) -> dict[str, int]:
-        """Ranks each way, as the figures take them."""
-        return {"tp": self.tp, "pp": self.pp, "dp": self.dp, "cp": self.cp}
-
-    @property
-    def ranks(self) -> int:
-        """In all."""
-        return self.tp * self.pp * self.dp * self.cp
 
 
 COLUMNS = (
@@ -66,6 +29,7 @@ COLUMNS = (
     Column("entries", "kept per token, each layer", lambda entries: described(entries), right=False),
     Column("bytes_fixed", "fixed", size),
     Column("bytes_per_token", "bytes/token", exact),
+    Column("bytes_per_token_mean", "in the mean", lambda mean: f"{mean:,.10g}"),
     Column("bytes_ideal", "ideal", size),
     Column("bytes_formula", "reserved", size),
     Column("bytes_by_policy", "by policy", size),
@@ -143,7 +107,7 @@ MODEL_COLUMNS = (
     Column("layers", "layers"),
     Column("entries", "kept per token, each layer", lambda entries: described(entries), right=False),
     Column("bytes_fixed", "fixed", size),
-    Column("bytes_per_token", "bytes/token", exact),
+    Column("bytes_per_token_mean", "bytes/token", lambda mean: f"{mean:,.10g}"),
     Column("bytes_ideal", "a sequence", size),
 )
 
@@ -164,11 +128,15 @@ def models_report(context: int, kv_dtype: str) -> Report:
                 "entries": _entries(cache.layers, kv_dtype),
                 "bytes_fixed": cache.bytes_fixed(**asked),
                 "bytes_per_token": cache.bytes_per_token(context=context, **asked),
+                "bytes_per_token_mean": cache.bytes_per_token_mean(context=context, **asked),
                 "bytes_ideal": cache.bytes(context=context, **asked),
                 "source": preset.source,
             }
         )
-    note = "bytes/token: of the next token at this context. The source of each is in the other formats (--format json)."
+    note = (
+        "bytes/token: of one more token at this context, the mean where tokens are pooled. "
+        "The source of each is in the other formats (--format json)."
+    )
     return Report(rows, [Table(f"{len(rows)} presets, context {context:,}, {kv_dtype}", MODEL_COLUMNS, rows, note)])
 
 
@@ -189,10 +157,13 @@ def _row(
     cache, sizes = subject.cache, {"batch": question.batch, "context": question.context}
     shared: dict[str, Any] = {"kv_dtype": question.kv_dtype, "codec": question.codec, **question.split}
     reserved, why = _reserved(subject, question)
-    policy = question.policy or ("ideal" if reserved is None else "allocated")
-    # Growth and the number of sequences that fit are asked of what can ever be read, unless a policy is named.
-    asked = shared | {"policy": question.policy or "ideal"}
-    if question.policy is not None:
+    # A store is one of our own unless a policy is named.
+    named = question.policy or ("allocated" if question.store is not None else None)
+    whole = question.ranks == 1 and question.budget is None
+    policy = named or ("allocated" if reserved is not None and whole else "ideal")
+    # Growth is asked of what can ever be read, unless a policy is named.
+    asked = shared | {"policy": named or "ideal"}
+    if named is not None:
         asked["store"] = question.store
     row: Row = {
         "subject": subject.name,
@@ -208,6 +179,7 @@ def _row(
         "windowed_layers": sum(1 for spec in cache.layers if spec.window or spec.chunk),
         "bytes_fixed": cache.bytes_fixed(**shared),
         "bytes_per_token": cache.bytes_per_token(context=question.context, **asked),
+        "bytes_per_token_mean": cache.bytes_per_token_mean(context=question.context, **asked),
         "bytes_ideal": cache.bytes(**sizes, **shared),
         "bytes_formula": reserved,
         "bytes_by_policy": reserved if policy == "allocated" else cache.bytes(**sizes, **asked),
@@ -227,7 +199,7 @@ def _row(
     if measure:
         row |= _measured(subject, question)
     if question.budget is not None:
-        row |= _fitting(subject, question, asked, row.get("parameters"))
+        row |= fitting(subject, question, asked, row.get("parameters"))
     if explain:
         priced = cache.pricing(**shared, policy=policy, store=question.store)
         row["explanation"] = explained(priced, **sizes)
@@ -278,44 +250,6 @@ def _measured(subject: Subject, question: Question) -> Row:
         "measured_on": found.how,
         "parameters": found.parameters,
     }
-
-
-def _weights(subject: Subject, question: Question, measured: int | None) -> int:
-    """Bytes of the whole model's weights: as given, counted, or, where no count is described, as measured."""
-    if isinstance(question.weights, int):
-        return question.weights
-    try:
-        return subject.cache.weights()
-    except ValueError:
-        if measured is None:
-            raise
-    return measured * dtype_bytes(subject.cache.dtype)
-
-
-def _fitting(subject: Subject, question: Question, asked: dict[str, Any], measured: int | None) -> Row:
-    """What fits into the budget beside the weights, a rank of tensor and pipeline parallelism holding its share."""
-    assert question.budget is not None
-    weights = None
-    if question.weights is not None:
-        weights = -(-_weights(subject, question, measured) // (question.tp * question.pp))
-    left = question.budget - (weights or 0)
-    if left < 0:
-        raise ValueError(
-            f"--budget ({size(question.budget)}) does not hold the weights of a rank ({size(weights or 0)})"
-        )
-    cache = subject.cache
-    most = {context: cache.max_batch(budget=left, context=context, **asked) for context in CONTEXTS}
-    return {
-        "budget": question.budget,
-        "weights": weights,
-        "max_batch": _any(cache.max_batch(budget=left, context=question.context, **asked)),
-        "max_context": _any(cache.max_context(budget=left, batch=question.batch, **asked)),
-        "max_batch_by_context": {str(context): _any(count) for context, count in most.items()},
-    }
-
-
-def _any(most: int | None) -> int | str:
-    return "any" if most is None else most
 
 
 def _entries(layers: Sequence[CacheSpec], kv_dtype: str) -> list[Row]:
@@ -386,7 +320,9 @@ def _tables(rows: list[Row], question: Question, *, shapes: bool, explain: bool)
     if question.budget is not None:
         columns = (Column("subject", "subject", right=False), *(Column(str(c), f"at {c:,}") for c in CONTEXTS))
         lines = [{"subject": row["subject"]} | row["max_batch_by_context"] for row in rows]
-        yield Table(f"Most sequences within {size(question.budget)} per rank", columns, lines)
+        yield Table(f"Most sequences within {size(question.budget)} per rank, policy {policies}", columns, lines)
+        sums = [{"subject": row["subject"], "line": line} for row in rows for line in row["fitting"]]
+        yield Table("What fits, bytes of a rank", FITTING_COLUMNS, sums)
     if explain:
         for row in rows:
             lines = [{"line": line} for line in row["explanation"]]
@@ -397,18 +333,24 @@ def _tables(rows: list[Row], question: Question, *, shapes: bool, explain: bool)
 
 
 def _shown(rows: list[Row]) -> tuple[Column, ...]:
-    """The columns that say something; the policy's only where it is neither of the other two.
+    """The columns that say something, as a count of 0 that fit does; a policy's and a mean only where they differ.
 
     Where nothing is wasted all is used; where something is, what is used is what attention can ever read.
     """
     wasted = any(row["bytes_wasted"] for row in rows)
     used = wasted and all(row["bytes_used"] == row["bytes_ideal"] for row in rows)
     hidden = {"bytes_ideal" if used else None if wasted else "bytes_used"}
+    if all(row["bytes_per_token"] == row["bytes_per_token_mean"] for row in rows):
+        hidden.add("bytes_per_token_mean")
     other = any(row["bytes_by_policy"] not in (row["bytes_ideal"], row["bytes_formula"]) for row in rows)
     return tuple(
         column
         for column in COLUMNS
         if (other or column.field != "bytes_by_policy")
         and column.field not in hidden
-        and any(row.get(column.field) not in (None, 0) for row in rows)
+        and any(_says(row, column.field) for row in rows)
     )
+
+
+def _says(row: Row, field: str) -> bool:
+    return row.get(field) not in ((None,) if field in ("max_batch", "max_context") else (None, 0))

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from attn_variants.attend import BACKENDS, Request, backend
+from attn_variants.attend import BACKENDS, backend
+from attn_variants.backends.request import Request
 from attn_variants.decoder import Decoder
 from attn_variants.mla import ExpandedMultiHeadLatentAttention, MultiHeadLatentAttention
 

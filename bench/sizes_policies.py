@@ -174,10 +174,8 @@ def model_rows(context: int = CONTEXT) -> list[Row]:
 
 
 def growth_at(name: str, context: int) -> int:
-    """Bytes that one more token adds; the mean of a stride where a model pools its tokens."""
-    cache = model_cache(name)
-    period = cache.pricing().period
-    return (cache.bytes(context=context + period) - cache.bytes(context=context)) // period
+    """Bytes that one more token adds, in the mean where a model pools its tokens."""
+    return int(model_cache(name).bytes_per_token_mean(context=context))
 
 
 def answers(name: str, context: int = CONTEXT) -> dict[str, int | str]:

@@ -9,7 +9,8 @@ from attn_variants.registry import VARIANTS
 
 from .case import LLAMA_3_8B, SMALL, model_subject, variant_subject
 from .contest import Case, Settings
-from .memory import Question, memory_report
+from .fitting import Question
+from .memory import memory_report
 from .parity import parity_report
 from .results import Report
 from .throughput import throughput_report

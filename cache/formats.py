@@ -18,7 +18,7 @@ class Format:
     """`bits` per number and `overhead` bytes per group of numbers of one head and token.
 
     group:    numbers that share the overhead; None is all of a head's.
-    residual: newest tokens that stay in the model's dtype, as in KIVI.
+    residual: newest tokens of a rank that stay in the model's dtype, as in KIVI.
     model:    the model's dtype, in which states and residuals stay.
     plain:    whether it is a dtype and nothing else.
     rope:     whether MLA's rope key is in the format too, or in the model's dtype, as the codec of that name has it.

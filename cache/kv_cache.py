@@ -15,7 +15,7 @@ from attn_variants.dtypes import float_dtype
 from attn_variants.transient import Placement, Shared, owners, place
 
 from .accounting import require_storable
-from .layouts import kind_of, layout_named
+from .layouts import kind_of, layout_named, planned
 from .occupancy import CacheBytes, occupancy
 from .quantize import codec_named
 from .rows import share
@@ -67,11 +67,10 @@ class KVCache:
         self.burst = burst
         self.static = static
         self.pages = pages
+        self._kinds = {kind_of(spec): spec for spec in self.specs}
         self._layouts = {
-            kind_of(spec): layout_named(
-                store, spec, batch=batch, capacity=capacity, burst=burst, static=static, pages=pages
-            )
-            for spec in self.specs
+            kind: layout_named(store, spec, batch=batch, capacity=capacity, burst=burst, static=static, pages=pages)
+            for kind, spec in self._kinds.items()
         }
         self._owner = object()
         shared = owners(self.specs)
@@ -157,7 +156,7 @@ class KVCache:
                 for store in self._stores.values():
                     if store.kind == kind:
                         store.move(moves)
-            step.plans[kind] = layout.plan(step, named, placement)
+            step.plans[kind] = planned(layout, step, named, placement, self._kinds[kind])
         return step
 
     def advance(self, step: Step) -> None:
@@ -166,6 +165,8 @@ class KVCache:
             raise ValueError("advance takes the step that this cache made last, once")
         _, named, placement = self._pending
         self._pending = None
+        for store in self._stores.values():
+            store.commit()
         for row, end in zip(named, placement.ends, strict=True):
             self._settle(row, end)
 
@@ -305,6 +306,8 @@ class KVCache:
             return
         _, named, _ = self._pending
         self._pending = None
+        for store in self._stores.values():
+            store.drop()
         for row in named:
             self._settle(row, self._lengths[row])
 

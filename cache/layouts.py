@@ -46,8 +46,12 @@ class Layout(Protocol):
         """Make room for a checked step."""
         ...
 
-    def plan(self, step: Step, rows: Sequence[int], placement: Placement) -> Plan:
-        """The reserved step as this kind of layer sees it."""
+    def write(self, step: Step, rows: Sequence[int], placement: Placement) -> Plan:
+        """A plan that says where each token of the reserved step is written, and nothing of reading yet."""
+        ...
+
+    def read(self, plan: Plan, step: Step, rows: Sequence[int], placement: Placement) -> bool:
+        """Say in the plan which slots are read; true where every query sees every one of them."""
         ...
 
     def settle(self, row: int, length: int) -> None:
@@ -162,28 +166,26 @@ class Full:
         """The position of each slot, once for all rows."""
         return 0 if self._slots is None else self._slots.nbytes
 
-    def plan(self, step: Step, rows: Sequence[int], placement: Placement) -> Plan:
-        """Read the slots up to the longest row, write each token where its position says.
-
-        One new token on even rows reads its window and nothing else.
-        """
-        from attn_variants.transient import step_mask
-
-        batch, tokens = step.positions.shape
-        longest = max(placement.ends)
-        single = placement.even and tokens == 1 and not self.static
-        first = _first_in_window(self.spec, longest) if single else 0
-        limit = self.capacity if self.static else longest - first
-        # A slot's position is its index, written or not: what is not written yet lies in the future, and hides itself.
-        kv_positions = self._positions(step.positions.device)[first : first + limit].expand(batch, limit)
-        plan = Plan(kv_positions, causal=False, mask=None, limit=limit, first=first)
+    def write(self, step: Step, rows: Sequence[int], placement: Placement) -> Plan:
+        """Each token where its position says."""
+        plan = Plan(None, causal=False, mask=None, limit=0)
         if placement.even and step.rows is None and not self.static:
             plan.start = placement.starts[0]
         else:
             plan.blocks, plan.offsets, plan.source = scattered(step, placement)
-        if not (placement.cold or (single and sees_all(self.spec, limit))):
-            plan.mask = step_mask(step, kv_positions, self.spec)
         return plan
+
+    def read(self, plan: Plan, step: Step, rows: Sequence[int], placement: Placement) -> bool:
+        """The slots up to the longest row; for one new token on even rows its window and nothing else."""
+        batch, tokens = step.positions.shape
+        longest = max(placement.ends)
+        single = placement.even and tokens == 1 and not self.static
+        plan.first = _first_in_window(self.spec, longest) if single else 0
+        plan.limit = self.capacity if self.static else longest - plan.first
+        # A slot's position is its index, written or not: what is not written yet lies in the future, and hides itself.
+        positions = self._positions(step.positions.device)[plan.first : plan.first + plan.limit]
+        plan.kv_positions = positions.expand(batch, plan.limit)
+        return single and sees_all(self.spec, plan.limit)
 
     def _positions(self, device: torch.device) -> torch.Tensor:
         """(capacity,) the position in each slot, made once: a decode step allocates nothing of the cache's length."""
@@ -285,15 +287,11 @@ class Ring:
         """The position in each slot of each row."""
         return 0 if self._held is None else self._held.nbytes
 
-    def plan(self, step: Step, rows: Sequence[int], placement: Placement) -> Plan:
-        """Read the slots that are in use, in memory order; write the tokens that stay, each in its slot."""
-        from attn_variants.transient import step_mask
-
+    def write(self, step: Step, rows: Sequence[int], placement: Placement) -> Plan:
+        """The tokens that stay, each in its slot."""
+        plan = Plan(None, causal=False, mask=None, limit=0)
         tokens = step.positions.shape[1]
-        reach = max(max(end, self._high[row]) for row, end in zip(rows, placement.ends, strict=True))
-        limit = self.size if self.static else min(self.size, reach)
         held = self._positions(step.positions.device)
-        plan = Plan(held, causal=False, mask=None, limit=limit)
         start = self._run(placement.starts[0], tokens)
         if start is not None and placement.even and step.rows is None and not self.static:
             plan.start = start
@@ -301,11 +299,19 @@ class Ring:
         else:
             plan.blocks, plan.offsets, plan.source = self._scattered(step, placement)
             held[plan.blocks, plan.offsets] = step.positions.flatten()[plan.source]
-        plan.kv_positions = held[:, :limit] if step.rows is None else held[step.rows, :limit]
-        single = placement.even and tokens == 1 and not self.static and reach == placement.ends[0]
-        if not (placement.cold or (single and sees_all(self.spec, reach, slots=limit))):
-            plan.mask = step_mask(step, plan.kv_positions, self.spec)
+        # A step that is never advanced has overwritten what it was to overwrite all the same.
+        for row, end in zip(rows, placement.ends, strict=True):
+            self._high[row] = max(self._high[row], end)
         return plan
+
+    def read(self, plan: Plan, step: Step, rows: Sequence[int], placement: Placement) -> bool:
+        """The slots that are in use, in memory order."""
+        reach = max(self._high[row] for row in rows)
+        plan.limit = self.size if self.static else min(self.size, reach)
+        held = self._positions(step.positions.device)
+        plan.kv_positions = held[:, : plan.limit] if step.rows is None else held[step.rows, : plan.limit]
+        single = placement.even and step.positions.shape[1] == 1 and not self.static and reach == placement.ends[0]
+        return single and sees_all(self.spec, reach, slots=plan.limit)
 
     def _run(self, start: int, tokens: int) -> int | None:
         """The first of the neighbouring slots that so many tokens from `start` on are written to, if they are such."""
@@ -332,6 +338,16 @@ class Ring:
             with torch.inference_mode(False):
                 self._held = torch.full((self.batch, self.size), -1, device=device)
         return self._held
+
+
+def planned(layout: Layout, step: Step, rows: Sequence[int], placement: Placement, spec: CacheSpec) -> Plan:
+    """The reserved step as one kind of layer sees it. A cold one reads its own tensors, and no slot."""
+    from attn_variants.transient import mask_plan
+
+    plan = layout.write(step, rows, placement)
+    if not placement.cold and not layout.read(plan, step, rows, placement):
+        mask_plan(plan, step, spec)
+    return plan
 
 
 def span(spec: CacheSpec) -> int:

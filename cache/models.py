@@ -12,7 +12,7 @@ from attn_variants.architectures import Architecture, architecture, parameters
 from attn_variants.contract import CacheSpec, require_size
 from attn_variants.dtypes import canonical_dtype, dtype_bytes
 
-from .budgets import largest
+from .budgets import crests, largest
 from .formats import Format, format_named
 from .parallel import Split
 from .policies import Priced, pricing, vllm_pricing
@@ -59,8 +59,13 @@ class ModelCache:
     def dtype(self) -> str:
         """The model's own, as its config says; bfloat16 where it does not."""
         parts = [self.config, *(part for part in self.config.values() if isinstance(part, Mapping))]
-        said = [part[name] for part in parts for name in ("dtype", "torch_dtype") if isinstance(part.get(name), str)]
-        return canonical_dtype(said[0]) if said and said[0] != "auto" else "bfloat16"
+        said = [(name, part[name]) for part in parts for name in ("dtype", "torch_dtype") if part.get(name) is not None]
+        if not said or said[0][1] == "auto":
+            return "bfloat16"
+        name, dtype = said[0]
+        if not isinstance(dtype, str):
+            raise ValueError(f"{name} ({dtype!r:.40}) must be a string")
+        return canonical_dtype(dtype)
 
     def pricing(
         self,
@@ -101,6 +106,16 @@ class ModelCache:
         priced = self.pricing(**options)
         return priced.fullest(1, context + 1) - priced.fullest(1, context)
 
+    def bytes_per_token_mean(self, *, context: int, **options: Any) -> float:
+        """The same as a mean over the tokens after which growth repeats: a stride that is pooled, a block of vLLM's.
+
+        A single one of those tokens may cost nothing, a whole block, or less than nothing. Elsewhere it is the same.
+        """
+        _require_sizes(1, context)
+        priced = self.pricing(**options)
+        grown = priced.fullest(1, context + priced.period) - priced.fullest(1, context)
+        return grown // priced.period if grown % priced.period == 0 else grown / priced.period
+
     def bytes_fixed(self, **options: Any) -> int:
         """Bytes of one sequence before its first token: its states."""
         return self.pricing(**options).fullest(1, 0)
@@ -122,8 +137,7 @@ class ModelCache:
         priced = self.pricing(**options)
 
         def fits(context: int) -> bool:
-            last = range(max(1, context - priced.period + 1), context + 1)
-            return all(priced.fullest(batch, tokens) <= budget for tokens in last)
+            return all(priced.fullest(batch, tokens) <= budget for tokens in crests(priced.falls, context))
 
         return largest(fits)
 

@@ -77,7 +77,9 @@ class Paged:
         written = Counter[int]()
         for row, start, end in zip(rows, placement.starts, placement.ends, strict=True):
             table = self.tables[row]
-            written.update(table[index] if index < len(table) else 0 for index in self._touched(start, end))
+            written.update(
+                table[index] if index < len(table) else 0 for index in self._touched(start, end, placement.cold)
+            )
         missing = written.pop(0, 0)
         copies = sum(min(times, self.pool.holders(page) - 1) for page, times in written.items())
         self.pool.require(missing + copies)
@@ -87,7 +89,7 @@ class Paged:
         copied, zeroed = [], []
         for row, start, end in zip(rows, placement.starts, placement.ends, strict=True):
             table = self.tables[row]
-            touched = self._touched(start, end)
+            touched = self._touched(start, end, placement.cold)
             table.extend([0] * (-(-end // self.page) - len(table)))
             for index in touched:
                 page = table[index]
@@ -183,20 +185,17 @@ class Paged:
         """The tables, at 8 bytes a page."""
         return 8 * sum(map(len, self.tables))
 
-    def plan(self, step: Step, rows: Sequence[int], placement: Placement) -> Plan:
-        """Read the pages in sight in the order of memory; write each token where its row's table says."""
+    def write(self, step: Step, rows: Sequence[int], placement: Placement) -> Plan:
+        """Each token where its row's table says."""
         plan = Plan(None, causal=False, mask=None, limit=0)
         plan.start = self._run(rows, placement)
         if plan.start is None:
             plan.blocks, plan.offsets, plan.source = self._scattered(step, rows, placement)
-        if not placement.cold:
-            self._plan_reading(plan, step, rows, placement)
         return plan
 
-    def _plan_reading(self, plan: Plan, step: Step, rows: Sequence[int], placement: Placement) -> None:
+    def read(self, plan: Plan, step: Step, rows: Sequence[int], placement: Placement) -> bool:
+        """The pages in sight, in the order of memory."""
         import torch
-
-        from attn_variants.transient import step_mask
 
         device, length = step.positions.device, placement.ends[0]
         read = [self._read(*row) for row in zip(rows, placement.starts, placement.ends, strict=True)]
@@ -205,12 +204,12 @@ class Paged:
         if placement.even and step.positions.shape[1] == 1 and sees_all(self.spec, length):
             # The page that is written to is read last, so that slots past the newest token are not read at all.
             plan.limit = length
-            return
+            return True
         logical = _padded(read, -1, device)[:, :, None]
         slots = logical * self.page + torch.arange(self.page, device=device)
         plan.kv_positions = slots.where(logical >= 0, -1).flatten(1)
         plan.limit = plan.kv_positions.shape[1]
-        plan.mask = step_mask(step, plan.kv_positions, self.spec)
+        return False
 
     @property
     def _sink_pages(self) -> int:
@@ -222,12 +221,15 @@ class Paged:
             return 0
         return max(0, length - (span(self.spec) + self.burst - 1)) // self.page
 
-    def _touched(self, start: int, end: int) -> list[int]:
-        """The pages of its table that a row writes to when it grows from `start` to `end` tokens."""
+    def _touched(self, start: int, end: int, cold: bool) -> list[int]:
+        """The pages of its table that a row writes to when it grows from `start` to `end` tokens.
+
+        A cold step reads its own tensors, so that it writes only what will be in sight.
+        """
         if start == end:
             return []
         pages = range(start // self.page, -(-end // self.page))
-        if start:
+        if not cold:
             return list(pages)
         sighted = self._first_in_sight(end)
         return [index for index in pages if index >= sighted or index < self._sink_pages]
@@ -244,7 +246,7 @@ class Paged:
         if len(rows) > 1 or placement.padded:
             return None
         start, end = placement.starts[0], placement.ends[0]
-        touched = [self.tables[rows[0]][index] for index in self._touched(start, end)]
+        touched = [self.tables[rows[0]][index] for index in self._touched(start, end, placement.cold)]
         if len(touched) < -(-end // self.page) - start // self.page or len(list(_runs(touched))) > 1:
             return None
         return touched[0] * self.page + start % self.page
@@ -256,14 +258,10 @@ class Paged:
 
         device, tokens = step.positions.device, step.positions.shape[1]
         stays = None
-        if limited(self.spec) and 0 in placement.starts:
-            # An empty row writes only what will be in sight; a warm one all it brings.
-            sighted = [
-                0 if start else self._first_in_sight(end)
-                for start, end in zip(placement.starts, placement.ends, strict=True)
-            ]
+        if limited(self.spec) and placement.cold:
+            sighted = torch.tensor([self._first_in_sight(end) for end in placement.ends], device=device)
             index = step.positions // self.page
-            stays = (index >= torch.tensor(sighted, device=device)[:, None]) | (index < self._sink_pages)
+            stays = (index >= sighted[:, None]) | (index < self._sink_pages)
         _, positions, source = scattered(step, placement, stays)
         first, past = min(placement.starts) // self.page, -(-max(placement.ends) // self.page)
         table = _padded([self.tables[row][first:past] for row in rows], 0, device)

@@ -7,7 +7,6 @@ stages (pp) split layers; data-parallel attention (dp) splits sequences; context
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attn_variants.contract import Entry, State, require_size
@@ -59,13 +58,13 @@ class Split:
         """Sequences of one data-parallel rank, dealt out in turn; rank 0 has the most."""
         return (batch + self.dp - 1 - rank) // self.dp
 
-    def stages(self, layers: Sequence[object]) -> list[slice]:
+    def stages(self, layers: int) -> list[range]:
         """The layers of each pipeline stage, as even as can be, the earlier ones larger."""
-        if self.pp > len(layers):
-            raise ValueError(f"pp ({self.pp}) must be at most the number of layers ({len(layers)})")
-        size, larger = divmod(len(layers), self.pp)
+        if self.pp > layers:
+            raise ValueError(f"pp ({self.pp}) must be at most the number of layers ({layers})")
+        size, larger = divmod(layers, self.pp)
         ends = [stage * size + min(stage, larger) for stage in range(self.pp + 1)]
-        return [slice(start, end) for start, end in itertools.pairwise(ends)]
+        return [range(start, end) for start, end in itertools.pairwise(ends)]
 
     def require_query_heads(self, heads: int) -> None:
         """Refuse a tp that does not divide the query heads."""

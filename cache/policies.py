@@ -10,8 +10,9 @@ Honest tools differ by a factor of two because they answer different questions:
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from attn_variants.architectures import Architecture
@@ -20,6 +21,7 @@ from attn_variants.contract import CacheSpec
 from attn_variants.names import unknown
 
 from .accounting import Kept, layer_bytes, require_storable
+from .budgets import Fall
 from .formats import Format
 from .layouts import layout_named
 from .parallel import Split
@@ -86,9 +88,15 @@ class Pricing:
 
     @property
     def period(self) -> int:
-        """Tokens after which growth repeats: layers that pool their tokens in strides grow in saw-teeth."""
-        specs = [layers.spec for stage in self.stages for layers in stage]
-        return math.lcm(*(spec.stride for spec in specs if isinstance(spec, StridedSpec)))
+        """Tokens after which growth repeats."""
+        return math.lcm(*(every for _, every in self.falls))
+
+    @property
+    def falls(self) -> Iterator[Fall]:
+        """Layers that pool their tokens in strides give up a stride's when it is complete."""
+        for layers in itertools.chain.from_iterable(self.stages):
+            if isinstance(layers.spec, StridedSpec):
+                yield layers.spec.stride - 1, layers.spec.stride
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,6 @@ class VllmPricing:
     cache: VllmCache
     planned: bool
     split: Split
-    period: int = 1
 
     def blocks(self, context: int) -> tuple[int, ...]:
         """Blocks of each group that a request takes; none before its first token."""
@@ -113,6 +120,19 @@ class VllmPricing:
     def over_ranks(self, batch: int, context: int) -> int:
         """Bytes on all ranks together."""
         return self.split.ranks * self.fullest(batch, context)
+
+    @property
+    def period(self) -> int:
+        """Tokens after which growth repeats: whole blocks of every group, and whole chunks."""
+        blocks = (page.block for group in self.cache.groups for page, _ in group.pages)
+        return math.lcm(*blocks, *(every for _, every in self.falls))
+
+    @property
+    def falls(self) -> Iterator[Fall]:
+        """Blocks that windows, chunks and states leave behind are freed; a plan counts no such thing."""
+        for group in () if self.planned else self.cache.groups:
+            for page, _ in group.pages:
+                yield from page.falls
 
 
 Priced = Pricing | VllmPricing
@@ -181,8 +201,9 @@ def _transformers(found: Architecture, store: str | None, form: Format) -> Count
     dropped = caches[store or "dynamic"]
 
     def kept(spec: CacheSpec, context: int) -> Kept:
-        limit = spec.window or spec.chunk
-        tokens = context if limit is None else min(context, limit - dropped)
+        # One that is to keep none keeps all, since its slice `[-0:]` is the whole.
+        limit = (spec.window or spec.chunk or 0) - dropped
+        tokens = min(context, limit) if limit > 0 else context
         return (*((entry, tokens) for entry in spec.entries), *strided_entries(spec, context))
 
     return kept
@@ -219,11 +240,18 @@ def _stages(found: Architecture, split: Split) -> tuple[tuple[Layers, ...], ...]
     for heads, spec in zip(found.query_heads, found.layers, strict=True):
         if heads and spec.shares is None:
             split.require_query_heads(heads)
-    return tuple(_grouped(found, part) for part in split.stages(found.layers))
+    return tuple(_grouped(found, stage, split) for stage in split.stages(found.num_hidden_layers))
 
 
-def _grouped(found: Architecture, part: slice) -> tuple[Layers, ...]:
+def _grouped(found: Architecture, stage: range, split: Split) -> tuple[Layers, ...]:
+    """The stage's layers, a layer that runs several times per token with all its slots."""
     counts: dict[tuple[CacheSpec, str], list[CacheSpec]] = {}
-    for spec, kind in zip(found.layers[part], found.kinds[part], strict=True):
+    for slot, spec, kind in zip(found.slots, found.layers, found.kinds, strict=True):
+        if slot not in stage:
+            continue
+        if spec.shares is not None and spec.shares not in stage:
+            raise ValueError(
+                f"pp ({split.pp}) puts layer {slot} on another stage than layer {spec.shares}, whose cache it reads"
+            )
         counts.setdefault((spec, kind), []).append(spec)
     return tuple(Layers(specs[0], kind, len(specs)) for (_, kind), specs in counts.items())

@@ -25,6 +25,7 @@ class StateStore:
         self, states: Sequence[State], *, batch: int, burst: int, dtype: str, device: torch.device | str | None
     ) -> None:
         self._burst = burst
+        self._kept: tuple[Step, dict[str, Tensor]] | None = None
         self.tensors = {
             state.name: torch.zeros(
                 state_shape(state, batch, burst), dtype=torch_dtype(state.dtype or dtype), device=device
@@ -39,12 +40,22 @@ class StateStore:
         return {name: memory[rows, at] for name, memory in self.tensors.items()}
 
     def write(self, step: Step, states: dict[str, Tensor]) -> None:
-        """Keep the states after each of the step's last n tokens, (B, n, *shape).
+        """Keep the states after each of the step's last n tokens, (B, n, *shape), from `commit` on.
 
-        Raises ValueError, before anything is written, for other names or shapes than declared, and for fewer tokens
+        Raises ValueError for other names or shapes than declared, and for fewer tokens
         than a rewind may ask for.
         """
-        kept = self._checked(step, states)
+        self._check(step, states)
+        # The snapshot that they go over may be the one that a failing pass has to be taken back to.
+        self._kept = (step, {name: given.detach() for name, given in states.items()})
+
+    def commit(self) -> None:
+        """Write what was kept."""
+        if self._kept is None:
+            return
+        step, states = self._kept
+        self._kept = None
+        kept = next(iter(states.values())).shape[1]
         lengths = _lengths(step)[:, -kept:]
         # Lengths out of reach of a rewind would share slots with newer ones: the newest is written again instead.
         reached = lengths > step.lengths[:, None] - self._burst
@@ -52,7 +63,11 @@ class StateStore:
         slots = lengths.gather(1, columns) % self._burst
         source, rows = torch.arange(len(lengths), device=lengths.device)[:, None], _rows(step)[:, None]
         for name, given in states.items():
-            self.tensors[name][rows, slots] = given.detach()[source, columns].to(self.tensors[name].dtype)
+            self.tensors[name][rows, slots] = given[source, columns].to(self.tensors[name].dtype)
+
+    def drop(self) -> None:
+        """Forget what was kept."""
+        self._kept = None
 
     def read_row(self, row: int, lengths: range) -> dict[str, Tensor]:
         """A row's states at these lengths, (n, *shape) each."""
@@ -82,7 +97,7 @@ class StateStore:
         for memory in self.tensors.values():
             memory[rows] = 0
 
-    def _checked(self, step: Step, states: dict[str, Tensor]) -> int:
+    def _check(self, step: Step, states: dict[str, Tensor]) -> None:
         if states.keys() != self.tensors.keys():
             raise ValueError(f"the store holds states {', '.join(self.tensors)}, the layer keeps {', '.join(states)}")
         batch, tokens = step.positions.shape
@@ -95,7 +110,6 @@ class StateStore:
                     f"the store keeps {name} after the last n tokens as (B, n, *shape) {(batch, 'n', *shape)} with "
                     f"{needed} <= n <= {tokens}, alike for all states; the layer gives {tuple(given.shape)}"
                 )
-        return next(iter(kept.values()))
 
 
 def _rows(step: Step) -> Tensor:

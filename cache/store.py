@@ -92,9 +92,17 @@ class Store:
         return self._states.read(step)
 
     def keep(self, step: Step, **states: Tensor) -> None:
-        """Keep the states after each of the step's last n tokens, (B, n, *shape), the newest last."""
+        """Keep the states after each of the step's last n tokens, (B, n, *shape), the newest last, once it advances."""
         self._own(step)
         self._states.write(step, states)
+
+    def commit(self) -> None:
+        """The step's tokens are cached."""
+        self._states.commit()
+
+    def drop(self) -> None:
+        """The step will not be advanced."""
+        self._states.drop()
 
     def move(self, moves: Moves) -> None:
         """Copy and zero slots of the pool, so that a step can be written."""

@@ -4,7 +4,8 @@ It shares no code with `attn_variants`: it reads a config's sizes and the parame
 works out angles itself. One sequence at a time, no batch, no cache, no mask tensor: token t stands at position t.
 
 Sources: attention arXiv 1706.03762, GQA 2305.13245, MLA 2405.04434 section 2.1, RoPE 2104.09864, position
-interpolation 2306.15595, YaRN 2309.00071, RMSNorm 1910.07467, SwiGLU 2002.05202.
+interpolation 2306.15595, YaRN 2309.00071, RMSNorm 1910.07467, SwiGLU 2002.05202, tokens that stay 2309.17453,
+soft-capping 2408.00118, learned sinks 2508.10925, shared caches 2405.12981, growing queries 2501.19399.
 """
 
 from __future__ import annotations
@@ -143,20 +144,89 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
     return torch.stack([x[:, head * width : (head + 1) * width] for head in range(heads)])
 
 
-def gqa(weights: Weights, config, x: Tensor) -> Tensor:
-    """Grouped-query attention over one sequence x (T, hidden); multi-head and multi-query are its ends."""
-    q = heads_of(linear(x, weights, "q_proj"), config.num_attention_heads)
+def unit_rms(x: Tensor, eps: float) -> Tensor:
+    """x over the root of its mean square."""
+    return rms_norm(x, torch.ones_like(x), eps)
+
+
+def asked(weights: Weights, config) -> dict:
+    """What a config's options ask of `attention`; sinks are learned logits there and tokens here."""
+    return {
+        "sink": weights.get("sinks"),
+        "softcap": config.attn_logit_softcapping,
+        "window": config.sliding_window,
+        "chunk": config.attention_chunk_size,
+        "sinks": config.sink_tokens,
+    }
+
+
+def tempered(q: Tensor, config) -> Tensor:
+    """Llama 4's longer queries at later positions."""
+    if config.floor_scale is None:
+        return q
+    grown = [1 + config.attn_scale * math.log(1 + (t + 1) // config.floor_scale) for t in range(q.shape[1])]
+    return q * torch.tensor(grown, dtype=q.dtype)[:, None]
+
+
+def gqa_kept(weights: Weights, config, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values (K, T, D), as they are cached."""
     k = heads_of(linear(x, weights, "k_proj"), config.num_key_value_heads)
     v = heads_of(linear(x, weights, "v_proj"), config.num_key_value_heads)
     if config.qk_norm:
-        q = rms_norm(q, weights["q_norm.weight"], config.rms_norm_eps)
         k = rms_norm(k, weights["k_norm.weight"], config.rms_norm_eps)
-    out = attention(rotated(q, config.rope), rotated(k, config.rope), v, scale=1 / math.sqrt(config.head_dim))
+    k = rotated(k, config.rope)
+    if config.qk_norm_after_rope:
+        k = unit_rms(k, config.rms_norm_eps)
+    return k, unit_rms(v, config.rms_norm_eps) if config.v_norm else v
+
+
+def gqa(weights: Weights, config, x: Tensor, kept=None) -> Tensor:
+    """Grouped-query attention over one sequence x (T, hidden); multi-head and multi-query are its ends.
+
+    kept: the keys and values of the layer whose cache this one shares.
+    """
+    q = heads_of(linear(x, weights, "q_proj"), config.num_attention_heads)
+    if config.qk_norm:
+        q = rms_norm(q, weights["q_norm.weight"], config.rms_norm_eps)
+    q = rotated(q, config.rope)
+    if config.qk_norm_after_rope:
+        q = unit_rms(q, config.rms_norm_eps)
+    k, v = gqa_kept(weights, config, x) if kept is None else kept
+    scale = config.softmax_scale or 1 / math.sqrt(config.head_dim)
+    out = attention(tempered(q, config), k, v, scale=scale, **asked(weights, config))
     return linear(torch.cat(list(out), dim=-1), weights, "o_proj")
 
 
-def mla(weights: Weights, config, x: Tensor) -> Tensor:
-    """Multi-head latent attention over one sequence, every key and value expanded."""
+def mla_kept(weights: Weights, config, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The normed latents (T, R) and the turned rope keys (T, P), as they are cached."""
+    compressed = linear(x, weights, "kv_a_proj_with_mqa")
+    latent = rms_norm(compressed[:, : config.kv_lora_rank], weights["kv_a_layernorm.weight"], config.rms_norm_eps)
+    return latent, rotated(compressed[None, :, config.kv_lora_rank :], config.rope)[0]
+
+
+def expanded_kept(weights: Weights, config, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys (H, T, N + P) and values (H, T, V) of every head."""
+    return expanded(weights, config, *mla_kept(weights, config, x))
+
+
+def expanded(weights: Weights, config, latent: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
+    """Every head's keys and values from latents and rope keys."""
+    nope = config.qk_nope_head_dim
+    grown = heads_of(linear(latent, weights, "kv_b_proj"), config.num_attention_heads)
+    return torch.stack([torch.cat([head[:, :nope], shared], dim=-1) for head in grown]), grown[..., nope:]
+
+
+def mla(weights: Weights, config, x: Tensor, kept=None) -> Tensor:
+    """Multi-head latent attention over one sequence, every key and value expanded.
+
+    kept: the latents and rope keys of the layer whose cache this one shares.
+    """
+    kept = mla_kept(weights, config, x) if kept is None else kept
+    return expanded_mla(weights, config, x, expanded(weights, config, *kept))
+
+
+def expanded_mla(weights: Weights, config, x: Tensor, kept=None) -> Tensor:
+    """The same over keys and values that are cached expanded, so that a layer which shares has its owner's."""
     heads, nope, rope = config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim
     if config.q_lora_rank is None:
         q = linear(x, weights, "q_proj")
@@ -165,15 +235,12 @@ def mla(weights: Weights, config, x: Tensor) -> Tensor:
         q = linear(narrow, weights, "q_b_proj")
     q = heads_of(q, heads)
     q = torch.cat([q[..., :nope], rotated(q[..., nope:], config.rope)], dim=-1)
-    compressed = linear(x, weights, "kv_a_proj_with_mqa")
-    latent = rms_norm(compressed[:, : config.kv_lora_rank], weights["kv_a_layernorm.weight"], config.rms_norm_eps)
-    shared = rotated(compressed[None, :, config.kv_lora_rank :], config.rope)[0]
-    expanded = heads_of(linear(latent, weights, "kv_b_proj"), heads)
-    k = torch.stack([torch.cat([expanded[head, :, :nope], shared], dim=-1) for head in range(heads)])
+    k, v = expanded_kept(weights, config, x) if kept is None else kept
     scale = 1 / math.sqrt(nope + rope)
-    if config.rope.rope_type == "yarn" and config.rope.mscale_all_dim:
+    if config.rope is not None and config.rope.rope_type == "yarn" and config.rope.mscale_all_dim:
         scale *= mscale(config.rope.factor, config.rope.mscale_all_dim) ** 2
-    out = attention(q, k, expanded[..., nope:], scale=scale)
+    scale = config.softmax_scale or scale
+    out = attention(tempered(q, config), k, v, scale=scale, **asked(weights, config))
     return linear(torch.cat(list(out), dim=-1), weights, "o_proj")
 
 
@@ -185,16 +252,21 @@ class Textbooks(dict):
         raise AssertionError(f"write the textbook of {variant} in tests/reference.py first")
 
 
-VARIANTS = Textbooks({"mha": gqa, "mqa": gqa, "gqa": gqa, "mla": mla, "mla-expanded": mla})
+VARIANTS = Textbooks({"mha": gqa, "mqa": gqa, "gqa": gqa, "mla": mla, "mla-expanded": expanded_mla})
+KEPT = Textbooks({"mha": gqa_kept, "mqa": gqa_kept, "gqa": gqa_kept, "mla": mla_kept, "mla-expanded": expanded_kept})
+"""What each remembers, for layers that share it: `VARIANTS[name](weights, config, x, kept)`."""
 
 
 def decoder(variant: str, weights: Weights, config, ids) -> Tensor:
     """Logits (T, vocab) of one sequence of ids."""
     x = weights["model.embed_tokens.weight"][torch.as_tensor(ids)]
-    for index in range(config.num_hidden_layers):
+    caches = []
+    for index, attends in enumerate(config.attentions):
         layer = part(weights, f"model.layers.{index}.")
-        normed = rms_norm(x, layer["input_layernorm.weight"], config.rms_norm_eps)
-        x = x + VARIANTS[variant](part(layer, "self_attn."), config.attention, normed)
+        normed, own = rms_norm(x, layer["input_layernorm.weight"], config.rms_norm_eps), part(layer, "self_attn.")
+        shared = attends.kv_shared_layer
+        caches.append(KEPT[variant](own, attends, normed) if shared is None else caches[shared])
+        x = x + VARIANTS[variant](own, attends, normed, caches[-1])
         normed = rms_norm(x, layer["post_attention_layernorm.weight"], config.rms_norm_eps)
         gate, up = linear(normed, layer, "mlp.gate_proj"), linear(normed, layer, "mlp.up_proj")
         x = x + linear(gate / (1 + torch.exp(-gate)) * up, layer, "mlp.down_proj")

@@ -8,6 +8,7 @@ import torch
 from attn_variants import CacheSpec, Entry, Record, fresh_step
 from attn_variants import attend as seam
 from attn_variants.attend import BACKENDS, attend, backend
+from attn_variants.backends import scaled_dot_product
 from attn_variants.cache import KVCache
 from attn_variants.contract import Plan, Step
 from attn_variants.transient import DenseView, step_mask
@@ -69,7 +70,7 @@ def test_a_prompt_is_the_textbook(name, heads, value):
 @pytest.mark.parametrize(("threads", "unfolded"), [(1, 256), (4, 256), (16, 256), (4, 3)])
 def test_a_masked_chunk_is_the_textbook(name, heads, value, threads, unfolded, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(seam, "UNFOLDED_TOKENS", unfolded)
+    monkeypatch.setattr(scaled_dot_product, "UNFOLDED_TOKENS", unfolded)
     q, k, v = random(2, 6, 3, 8), random(2, heads, 7, 8, seed=1), random(2, heads, 7, value, seed=2)
     queries, keys = [[4, 5, 6], [1, 2, 3]], [[0, 1, 2, 3, 4, 5, 6], [3, -1, 0, 2, 1, -1, 9]]
     with backend(name):
@@ -108,7 +109,7 @@ def test_a_decode_step_is_the_textbook(name, heads, value, slots):
 )
 def test_threads_without_a_sequence_and_head_of_their_own_read_a_run(batch, heads, threads, slots, runs, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(seam, "RUN_TOKENS", 3)
+    monkeypatch.setattr(scaled_dot_product, "RUN_TOKENS", 3)
     read = []
 
     def spy(q, key, value, scale):
@@ -116,8 +117,8 @@ def test_threads_without_a_sequence_and_head_of_their_own_read_a_run(batch, head
         assert key._is_view()
         return flash(q, key, value, scale)
 
-    flash = seam._flash
-    monkeypatch.setattr(seam, "_flash", spy)
+    flash = scaled_dot_product._flash
+    monkeypatch.setattr(scaled_dot_product, "_flash", spy)
     q, k, v = random(batch, 6, 1, 8), random(batch, heads, slots, 8, seed=1), random(batch, heads, slots, 8, seed=2)
     out = attend(q, decode_view(k, v), ("k", "v"), scale=0.4)
     assert read == runs
@@ -324,7 +325,8 @@ def test_a_backend_forced_in_vain_ends_with_its_block():
 def test_an_unknown_backend_is_refused_with_the_nearest():
     with (
         pytest.raises(
-            ValueError, match=r"unknown backend 'spda'; did you mean sdpa\? \(known: split, sdpa, reference\)"
+            ValueError,
+            match=r"unknown backend 'spda'; did you mean sdpa\? \(known: split, sdpa, blockwise, reference\)",
         ),
         backend("spda"),
     ):

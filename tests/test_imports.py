@@ -17,17 +17,19 @@ import attn_variants
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"bench": "attn_variants.bench", "cache": "attn_variants.cache", "attn_variants": "attn_variants"}
 
-DECLARATIONS = {"contract", "config", "names", "registry", "architectures"}
+DECLARATIONS = {"contract", "rope_config", "options", "config", "names", "registry", "architectures"}
 FOUNDATION = DECLARATIONS | {"dtypes", "transient"}
 
 # What each part of attn_variants may import of the others; "" is all of it that is not named here, the variants and the
 # decoder among them. bench may import everything.
 MAY_IMPORT = {
     "contract": set(),
-    "config": {"contract"},
+    "rope_config": {"contract"},
+    "options": {"contract"},
+    "config": {"contract", "rope_config", "options"},
     "names": set(),
     "registry": {"contract", "config", "names"},
-    "architectures": {"contract", "config", "names"},
+    "architectures": {"contract", "rope_config", "config", "names"},
     "dtypes": {"names"},
     "transient": {"contract", "dtypes"},
     "": FOUNDATION,

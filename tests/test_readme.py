@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-MODULES, DECODER, OWN_MODEL = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+MODULES, HYBRID, DECODER, OWN_MODEL = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def printed(code: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -17,6 +17,10 @@ def printed(code: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_the_modules_map_hidden_states_to_hidden_states(capsys):
     assert printed(MODULES, capsys) == ["torch.Size([2, 16, 512]) torch.Size([2, 16, 512])"]
+
+
+def test_layers_may_differ_and_share_a_cache(capsys):
+    assert printed(HYBRID, capsys) == ["torch.Size([1, 20, 100])", "[64, 64, 0]"]
 
 
 def test_the_cache_gives_the_uncached_logits_and_the_formulas_bytes(capsys):

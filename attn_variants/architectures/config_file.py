@@ -86,8 +86,8 @@ def _absent(path: Path, source: str | Path) -> str:
     name = str(source)
     if len(name) < 1000 and path.is_dir():
         return f"{path}: the folder holds no config.json"
-    near = nearest(name.rsplit("/", 1)[-1].lower(), PRESETS)
-    return f"no file, folder or preset {name!r}{near}; give a config.json, its folder, or a preset's name"
+    near = nearest(name.rsplit("/", 1)[-1].lower()[:60], PRESETS)
+    return f"no file, folder or preset {name!r:.200}{near}; give a config.json, its folder, or a preset's name"
 
 
 def _json_name(value: object) -> str:

@@ -15,7 +15,7 @@ from .families import FAMILIES
 from .family import Family
 from .fields import Fields
 from .formula import evaluate
-from .reader import architecture
+from .reader import read_architecture
 from .rope_fields import rope_config, rope_parameters
 
 COMPUTED = (GQAConfig, MHAConfig, MQAConfig, MLAConfig, ExpandedMLAConfig)
@@ -26,8 +26,8 @@ def decoder_config(source: Source) -> DecoderConfig:
     """The decoder that a config.json describes, given as a file, a folder, a dict or a preset's name.
 
     Raises ValueError in one line that names the source and the field for what our decoder does not compute: another
-    family, windows, mixtures of experts, another kind of rope, an option of `SUPPORTED` at another value, quantised
-    weights; and for all that `architecture` refuses.
+    family, windows of a class that has none, mixtures of experts, another kind of rope, an option of `SUPPORTED` at
+    another value, quantised weights; and for all that `architecture` refuses.
     """
     config, name = load(source)
     try:
@@ -41,15 +41,18 @@ def hf_config(config: DecoderConfig) -> dict[str, Any]:
 
     Raises ValueError naming the fields for which no class does.
     """
-    if type(config.attention) not in COMPUTED:
-        raise ValueError(
-            f"no transformers class computes this decoder: its attention is a {type(config.attention).__name__}; "
-            f"the classes are {', '.join(DECODERS)}"
-        )
+    for attention in config.attentions:
+        if type(attention) not in COMPUTED:
+            raise ValueError(
+                f"no transformers class computes this decoder: its attention is a {type(attention).__name__}; "
+                f"the classes are {', '.join(DECODERS)}"
+            )
+    turned = all(getattr(attention, "rope", None) is not None for attention in config.attentions)
+    latent = isinstance(config.attentions[0], MLAConfig)
     wanted = _plain(config)
     nearest_difference: list[str] | None = None
     for model_type, decoder in DECODERS.items():
-        if decoder.latent != isinstance(config.attention, MLAConfig) or getattr(config.attention, "rope", None) is None:
+        if decoder.latent != latent or not turned:
             continue
         written = _written(config, model_type, decoder)
         fields = Fields(written, Family(decoder.fields))
@@ -59,7 +62,7 @@ def hf_config(config: DecoderConfig) -> dict[str, Any]:
             return written
         if nearest_difference is None or len(differences) < len(nearest_difference):
             nearest_difference = differences
-    reason = ", ".join(nearest_difference or [type(config.attention).__name__, "attention.rope"])
+    reason = ", ".join(nearest_difference or [type(config.attentions[0]).__name__, "attention.rope"])
     raise ValueError(f"no transformers class computes this decoder: {reason}; the classes are {', '.join(DECODERS)}")
 
 
@@ -75,13 +78,14 @@ def _read(config: Mapping[str, Any]) -> DecoderConfig:
         )
     _refuse_unsupported(config)
     fields = Fields(config, Family(decoder.fields))
-    _refuse_windows(config, fields)
+    windows = _windows(config, decoder, fields)
     attention = _latent_attention(config, decoder, fields) if decoder.latent else _attention(config, decoder, fields)
+    layers = tuple(replace(attention, sliding_window=window) for window in windows)
     return DecoderConfig(
         vocab_size=fields["vocab_size"],
         num_hidden_layers=fields["num_hidden_layers"],
         intermediate_size=fields["intermediate_size"],
-        attention=attention,
+        attention=layers[0] if len(set(layers)) == 1 else layers,
         rms_norm_eps=fields["rms_norm_eps"],
         tie_word_embeddings=fields["tie_word_embeddings"],
         mlp_bias=evaluate(decoder.mlp_bias, fields),
@@ -136,13 +140,16 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} ({value!r:.60}) is not supported; the decoder computes {name} = {allowed}")
 
 
-def _refuse_windows(config: Mapping[str, Any], fields: Fields) -> None:
-    for index, spec in enumerate(architecture(config).layers):
-        if spec.window is not None or spec.chunk is not None:
+def _windows(config: Mapping[str, Any], decoder: DecoderClass, fields: Fields) -> list[int | None]:
+    """The window of every layer; refused where the class computes none whatever the config says."""
+    layers = read_architecture(config).layers
+    for index, spec in enumerate(layers):
+        if spec.chunk is not None or (spec.window is not None and decoder.windows == "none"):
             raise ValueError(
                 f"layer {index} sees a window of {spec.window or spec.chunk} tokens "
-                f"(sliding_window = {fields['sliding_window']!r}); the decoder computes full attention only"
+                f"(sliding_window = {fields['sliding_window']!r}); {decoder.name} computes full attention only"
             )
+    return [spec.window for spec in layers]
 
 
 def _refuse_experts(fields: Fields) -> None:
@@ -169,7 +176,7 @@ def _tokens(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _written(config: DecoderConfig, model_type: str, decoder: DecoderClass) -> dict[str, Any]:
-    attention, eos = config.attention, config.eos_token_ids
+    attention, eos = config.attentions[0], config.eos_token_ids
     assert isinstance(attention, GQAConfig | MLAConfig)
     assert attention.rope is not None
     written: dict[str, Any] = {
@@ -193,6 +200,7 @@ def _written(config: DecoderConfig, model_type: str, decoder: DecoderClass) -> d
     if "mlp_bias" in decoder.fields:
         written["mlp_bias"] = config.mlp_bias
     if isinstance(attention, GQAConfig):
+        written |= _written_windows(config, decoder)
         return {**written, "num_key_value_heads": attention.kv_heads, "head_dim": attention.dim}
     if "rope_interleave" in decoder.fields:
         written["rope_interleave"] = attention.rope.interleaved
@@ -208,18 +216,40 @@ def _written(config: DecoderConfig, model_type: str, decoder: DecoderClass) -> d
     }
 
 
+def _written_windows(config: DecoderConfig, decoder: DecoderClass) -> dict[str, Any]:
+    """The fields from which readers of any age see which layers have a window, if any has."""
+    windows = [getattr(attention, "sliding_window", None) for attention in config.attentions]
+    widths = {window for window in windows if window is not None}
+    if not widths or decoder.windows == "none":
+        return {}
+    written: dict[str, Any] = {"sliding_window": max(widths)}
+    if decoder.windows == "some":
+        written["layer_types"] = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    if "use_sliding_window" in decoder.fields:
+        first = next(layer for layer, window in enumerate(windows) if window is not None)
+        written |= {"use_sliding_window": True, "max_window_layers": first}
+    return written
+
+
 def _plain(config: DecoderConfig) -> dict[str, Any]:
-    """The config by dotted field, without what it does not use."""
+    """The config by dotted field, without what it does not use; a tuple where layers differ."""
     values = asdict(config)
-    attention = values.pop("attention")
-    if isinstance(config.attention, GQAConfig) and not config.attention.qk_norm:
-        del attention["rms_norm_eps"]
-    rope = attention.pop("rope") or {}
-    return {
-        **values,
-        **{f"attention.{name}": value for name, value in attention.items()},
-        **{f"attention.rope.{name}": value for name, value in rope.items()},
-    }
+    del values["attention"]
+    layers = [_plain_attention(attention) for attention in config.attentions]
+    for name in dict.fromkeys(name for layer in layers for name in layer):
+        each = tuple(layer.get(name) for layer in layers)
+        values[f"attention.{name}"] = each[0] if len(set(each)) == 1 else each
+    return values
+
+
+def _plain_attention(attention: Any) -> dict[str, Any]:
+    values = asdict(attention)
+    if isinstance(attention, GQAConfig) and not (attention.qk_norm or attention.qk_norm_after_rope or attention.v_norm):
+        del values["rms_norm_eps"]
+    if attention.floor_scale is None:
+        del values["attn_scale"]
+    rope = values.pop("rope") or {}
+    return {**values, **{f"rope.{name}": value for name, value in rope.items()}}
 
 
 def _differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:

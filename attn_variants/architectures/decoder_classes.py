@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from .families import FAMILIES
 from .family import Default, Family, Rule
@@ -17,7 +17,7 @@ class DecoderClass:
     fields: what a missing or null field means, beyond what its family says of the cache.
     bos, eos: token ids of a config that does not name any.
     qkv_bias, output_bias, mlp_bias: formulas; MLA's two biases are one.
-    norm_eps: formula of the epsilon of the norms inside attention.
+    windows: which layers may have one: "none" of them, "all" alike, or "some", as `layer_types` says.
     buildable: formulas that transformers checks before it builds the class.
     always: what its config.json says in any case.
     """
@@ -32,6 +32,7 @@ class DecoderClass:
     output_bias: str = "attention_bias"
     mlp_bias: str = "False"
     interleaved: str = "False"
+    windows: Literal["none", "all", "some"] = "none"
     buildable: tuple[str, ...] = ()
     always: Mapping[str, Any] = field(default_factory=dict)
 
@@ -78,8 +79,9 @@ DECODERS: Mapping[str, DecoderClass] = {
         _fields("qwen2", 151936, 22016, 32768),
         qkv_bias="True",
         output_bias="False",
+        windows="some",
     ),
-    "qwen3": DecoderClass("Qwen3ForCausalLM", _fields("qwen3", 151936, 22016, 32768), qk_norm=True),
+    "qwen3": DecoderClass("Qwen3ForCausalLM", _fields("qwen3", 151936, 22016, 32768), qk_norm=True, windows="some"),
     "mistral": DecoderClass(
         "MistralForCausalLM",
         _fields("mistral", 32000, 14336, 131072),
@@ -87,6 +89,17 @@ DECODERS: Mapping[str, DecoderClass] = {
         eos=2,
         qkv_bias="False",
         output_bias="False",
+        windows="all",
+        always={"sliding_window": None},
+    ),
+    "ministral": DecoderClass(
+        "MinistralForCausalLM",
+        _fields("ministral", 32000, 14336, 131072),
+        bos=1,
+        eos=2,
+        qkv_bias="False",
+        output_bias="False",
+        windows="some",
         always={"sliding_window": None},
     ),
     "deepseek_v3": DecoderClass(
@@ -130,6 +143,7 @@ SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "use_mrope": (False,),
     "no_rope_layers": (),
     "alibi": (False,),
+    "per_layer_config": (),
     "quantization_config": (),
 }
 """Options that change what a decoder computes, and the values, beside null, at which ours computes the same."""

@@ -250,7 +250,10 @@ class Family:
 
 @dataclass(frozen=True)
 class Nested:
-    """A config whose decoder's fields lie under a key of their own; `model_type` is theirs when they do not say."""
+    """A config whose decoder's fields lie under a key of their own; `model_type` is theirs when they do not say.
+
+    It may be another nested one's: a key in a key.
+    """
 
     model_type: str
     key: str = "text_config"

@@ -12,6 +12,8 @@ MOST = 2**31 - 1
 MOST_RUNS = 100
 RUNS = frozenset({"H_cycles", "L_cycles", "loop_num_passes", "n_recurrent_loops"})
 """How often layers run per token; sizes apart, since every run keeps a cache."""
+PER_LAYER = ("i", "layers", "kinds")
+"""Names in formulas that no config.json gives."""
 MAY_BE_ZERO = frozenset(
     {
         "attn_layer_offset",
@@ -88,7 +90,8 @@ class Fields(dict[str, Any]):
 
     def values_in(self, formula: str) -> str:
         """The fields a formula reads, with their values: `hidden_size = 96, num_attention_heads = 6`."""
-        return ", ".join(f"{self.spelled(name)} = {self[name]!r:.40}" for name in names(formula))
+        own = [name for name in names(formula) if name not in PER_LAYER]
+        return ", ".join(f"{self.spelled(name)} = {self[name]!r:.40}" for name in own)
 
     def _find(self, name: str) -> Any:
         rule = self.family.fields.get(name, COMMON.get(name, _UNKNOWN))
@@ -145,7 +148,11 @@ def _by_field(
     for alias, name in aliases.items():
         outer, _, last = alias.rpartition(".")
         place = config.get(outer) if outer else config
-        if not isinstance(place, Mapping) or last not in place:
+        if place is None:
+            continue
+        if not isinstance(place, Mapping):
+            raise ValueError(f"{prefix}{outer} ({_shown(place)}) must be an object")
+        if last not in place:
             continue
         if place[last] is None and name in config:
             continue

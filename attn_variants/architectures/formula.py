@@ -62,7 +62,7 @@ def _last(kind: str, kinds: list[str], stop: int) -> int:
     """The last layer of a kind before layer `stop`."""
     found = [index for index in range(stop) if kinds[index] == kind]
     if not found:
-        raise ValueError(f"no layer before layer {stop} is {kind!r}, whose cache the later ones would share")
+        raise ValueError(f"no layer before layer {stop} is {kind!r}, whose cache later ones would share")
     return found[-1]
 
 

@@ -85,8 +85,9 @@ def _limit(formula: str | None, kind: str, fields: Fields) -> int | None:
     if formula is None:
         return None
     if evaluate(formula, fields) is None:
-        name = fields.names_in(formula)[0]
-        raise ValueError(
-            f"layer {fields['i']} is {kind!r}, but {name} is null: give {name}, or call the layer 'full_attention'"
+        first, *more = fields.names_in(formula)
+        null = (
+            f"its window is null: give one ({fields.values_in(formula)})" if more else f"{first} is null: give {first}"
         )
+        raise ValueError(f"layer {fields['i']} is {kind!r}, but {null}, or call the layer 'full_attention'")
     return fields.whole(formula)

@@ -14,7 +14,8 @@ from typing import Any
 from .config_file import Source, load
 from .family import FALSE
 from .fields import Fields
-from .reader import decoder_fields, layer_fields
+from .formula import evaluate, names
+from .reader import Architecture, decoder_fields, layer_fields
 from .weight_parts import TIED, TIED_AROUND, Weights
 from .weights import WEIGHTS
 
@@ -70,3 +71,33 @@ def _count(described: tuple[Weights, Fields]) -> int:
         total += sum(of_layer.whole(formula, least=0) for formula in (mixer, weights.mlp, weights.norms))
     total += sum(fields.whole(formula, least=0) for formula in (weights.embedding, weights.outside))
     return total if fields[TIED] else total + fields.whole(weights.head)
+
+
+def mlp_widths(architecture: Architecture) -> frozenset[tuple[str, int, bool]]:
+    """The widths of MLPs: the fields they come from, the width, and whether the model has no experts.
+
+    None of a model_type that is not described, nor where config.json leaves a width to its class.
+    """
+    fields = architecture.fields
+    if fields is None or architecture.model_type not in WEIGHTS:
+        return frozenset()
+    formula = WEIGHTS[architecture.model_type].mlp
+    sizes = [name for name in names(formula) if any(part in name for part in ("intermediate", "ffn", "n_inner"))]
+    try:
+        weights, described = _described(architecture.model_type, architecture.config, fields)
+        if not sizes or not all(described.given(name) for name in sizes):
+            return frozenset()
+        found: set[int] = set()
+
+        def of_width(hidden: int, inner: int, bias: bool = False) -> int:
+            found.add(inner)
+            return 0
+
+        for index, of_layer in enumerate(layer_fields(described)):
+            of_layer["i"] = index
+            of_layer["mlp"] = of_layer["gated_mlp"] = of_width
+            evaluate(weights.mlp, of_layer)
+    except ValueError:
+        return frozenset()
+    spelled = " or ".join(described.names_in(" + ".join(sizes)))
+    return frozenset((spelled, width, "num_experts" not in names(formula)) for width in found)

@@ -24,7 +24,15 @@ OLDER_KINDS = {
     "qwen_sparse_attention": "indexed_attention",
 }
 """Older names in lists of layer types, with the present ones."""
-DECISIVE = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "kv_lora_rank")
+DECISIVE = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "kv_lora_rank",
+    "sliding_window",
+)
 """Fields that a config and the text config in it must not say differently."""
 CAUSAL = ("ForCausalLM", "LMHeadModel", "LMModel")
 
@@ -36,6 +44,7 @@ class Architecture:
     layers: one `CacheSpec` per cache slot; a model that runs a layer several times per token has more than layers.
     kinds:  the kind of each slot, by the name that `layer_types` or the family gives it.
     query_heads: H of each slot, 0 where it has no attention.
+    slots: the layer that each cache slot is of.
     bytes_once: what a cache keeps besides, once, whatever the batch.
     fields: the decoder's fields, for those who need more of the config than its layers.
     config: the whole config.json, of which the decoder's fields may be a part.
@@ -46,6 +55,7 @@ class Architecture:
     layers: tuple[CacheSpec, ...]
     kinds: tuple[str, ...]
     query_heads: tuple[int, ...]
+    slots: tuple[int, ...]
     bytes_once: int = 0
     fields: Fields | None = field(default=None, repr=False, compare=False)
     config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -62,12 +72,17 @@ def architecture(source: Source, *, held_by: str | None = None) -> Architecture:
         raise ValueError(f"held_by ({held_by!r}) must be None or 'transformers'")
     config, name = load(source)
     try:
-        model_type, fields = decoder_fields(config)
-        if held_by == "transformers":
-            fields = fields.of(fields.family.as_held())
-        return _read(model_type, fields, config)
+        return read_architecture(config, held_by=held_by)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def read_architecture(config: Mapping[str, Any], *, held_by: str | None = None) -> Architecture:
+    """The `architecture` of a config that is loaded already; what it raises names no source."""
+    model_type, fields = decoder_fields(config)
+    if held_by == "transformers":
+        fields = fields.of(fields.family.as_held())
+    return _read(model_type, fields, config)
 
 
 def decoder_fields(config: Mapping[str, Any]) -> tuple[str, Fields]:
@@ -87,28 +102,27 @@ def decoder_fields(config: Mapping[str, Any]) -> tuple[str, Fields]:
     return model_type, Fields(config, found)
 
 
-def _nested(model_type: str, nested: Nested, config: Mapping[str, Any]) -> tuple[str, Fields]:
-    inner = config.get(nested.key)
+def _nested(model_type: str, nested: Nested, config: Mapping[str, Any], prefix: str = "") -> tuple[str, Fields]:
+    inner, key, usual = config.get(nested.key), prefix + nested.key, FAMILIES[nested.model_type]
     if inner is None:
         # Files from before the text config had a place of its own hold its fields beside the others.
-        found = _known("model_type", nested.model_type)
-        assert isinstance(found, Family)
-        fields = Fields(config, found)
-        if not fields.given("num_hidden_layers"):
-            raise ValueError(f"{nested.key} is missing, which model_type {model_type!r} keeps its decoder's fields in")
-        return nested.model_type, fields
+        if isinstance(usual, Family) and (fields := Fields(config, usual, prefix)).given("num_hidden_layers"):
+            return nested.model_type, fields
+        raise ValueError(f"{key} is missing, which model_type {model_type!r} keeps its decoder's fields in")
     if not isinstance(inner, dict):
-        raise ValueError(f"{nested.key} of model_type {model_type!r} must be an object, not {inner!r:.40}")
+        raise ValueError(f"{key} of model_type {model_type!r} must be an object, not {inner!r:.40}")
     for name in DECISIVE:
         if None not in (config.get(name), inner.get(name)) and config[name] != inner[name]:
             raise ValueError(
-                f"{name} ({config[name]!r}) and {nested.key}.{name} ({inner[name]!r}) contradict each other: keep one"
+                f"{prefix}{name} ({config[name]!r}) and {key}.{name} ({inner[name]!r}) contradict each other: keep one"
             )
     inner_type = inner.get("model_type") or nested.model_type
-    found = _known(f"{nested.key}.model_type", inner_type)
+    found = _known(f"{key}.model_type", inner_type)
+    if isinstance(found, Nested) and isinstance(usual, Nested):
+        return _nested(inner_type, found, inner, f"{key}.")
     if not isinstance(found, Family):
-        raise ValueError(f"{nested.key}.model_type {inner_type!r} is not a decoder's")
-    return inner_type, Fields(inner, found, prefix=f"{nested.key}.")
+        raise ValueError(f"{key}.model_type {inner_type!r} is not a decoder's")
+    return inner_type, Fields(inner, found, prefix=f"{key}.")
 
 
 def _known(field: str, model_type: Any) -> Family | Nested:
@@ -118,8 +132,8 @@ def _known(field: str, model_type: Any) -> Family | Nested:
         raise ValueError(f"{field} {model_type!r} is not read: {UNREAD[model_type]}")
     if model_type not in FAMILIES:
         raise ValueError(
-            f"{field} {model_type!r} is not known{nearest(model_type, FAMILIES)}; its attention could be of any kind, "
-            "so no size is given"
+            f"{field} {model_type!r:.60} is not known{nearest(model_type[:60], FAMILIES)}; its attention could be of "
+            "any kind, so no size is given"
         )
     return FAMILIES[model_type]
 
@@ -183,6 +197,7 @@ def _read(model_type: str, fields: Fields, config: Mapping[str, Any]) -> Archite
         layers=tuple(specs[slot] for slot in slots),
         kinds=tuple(kinds[slot] for slot in slots),
         query_heads=tuple(heads[slot] for slot in slots),
+        slots=tuple(slots),
         bytes_once=family.once,
         fields=fields,
         config=config,
@@ -210,8 +225,13 @@ def _kinds(fields: Fields, count: int) -> list[str]:
 
 
 def _shared(family: Family, fields: Fields, index: int) -> int | None:
-    if family.shares is None or evaluate(family.shares, fields) is None:
+    if family.shares is None:
         return None
+    try:
+        if evaluate(family.shares, fields) is None:
+            return None
+    except ValueError as error:
+        raise ValueError(f"{error} ({fields.values_in(family.shares)})") from None
     shares = fields.whole(family.shares, least=0)
     if shares >= index:
         raise ValueError(f"layer {index} cannot share the cache of layer {shares}, which comes no earlier")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_variants.config import ROPE_TYPES, RopeConfig
+from attn_variants.rope_config import ROPE_TYPES, RopeConfig
 
 THETA = 10000.0
 KINDS: Mapping[str, tuple[str, ...]] = {

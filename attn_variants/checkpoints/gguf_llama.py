@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from attn_variants.architectures import hf_config
-from attn_variants.config import DecoderConfig, GQAConfig, RopeConfig
+from attn_variants.config import DecoderConfig, GQAConfig
+from attn_variants.rope_config import RopeConfig
 
 from .folder import write_json
 from .shards import SINGLE

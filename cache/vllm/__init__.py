@@ -1,6 +1,7 @@
 """What vLLM 0.33.0 plans and holds for a model: its rules, read from its source, as arithmetic. Imports no torch.
 
     row    what a layer keeps per token and rank, or a state per sequence     rows.py, families.py, dtypes.py
+    split  what tp must divide besides, for the weights' sake                 splits.py
     block  tokens per block, which attention kernels and states set           kernels.py, blocks.py
     page   one block of one layer; unequal pages are made equal               pages.py, grouping.py
     group  layers that share a block table; a block costs the largest group   grouping.py

@@ -34,7 +34,7 @@ def sized_pages(rows: Rows, *, block_size: int | None, prefix_caching: bool, sta
             made = _state(page, rows, state_block or block, prefix_caching)
         else:
             tokens = min(block, largest) if page.kind is Kind.SLIDING else block
-            made = replace(page, block=page.block if rows.rules.strided and page.block else tokens)
+            made = replace(page, block=page.block or tokens)
         sized[made] += count
     return sized
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from attn_variants.architectures import Architecture
 from attn_variants.names import unknown
@@ -61,6 +62,8 @@ def kv_dtype_named(name: str, architecture: Architecture) -> KVDtype:
     Raises ValueError for names that vLLM does not know, for 16 bits of another kind than the model's, and for those
     whose layout is not counted here.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"kv_dtype ({name!r}) must be a string; give one of {', '.join(KV_DTYPES)}")
     resolved = _of_checkpoint(architecture) if name == "auto" else name
     if resolved in ELSEWHERE:
         raise ValueError(
@@ -86,17 +89,14 @@ def _of_model(architecture: Architecture) -> str:
 def _of_checkpoint(architecture: Architecture) -> str:
     """What a checkpoint asks for (resolve_kv_cache_dtype_string, utils/torch_utils.py; Attention, attention.py).
 
-    Attention over latents does not read the scheme of compressed tensors.
+    Only compressed tensors have a scheme that attention reads, and attention over latents does not read it.
     """
-    assert architecture.fields is not None
-    stated = architecture.config.get("quantization_config")
-    quantization = stated or architecture.fields.stated("quantization_config")
-    if not isinstance(quantization, Mapping):
-        return "auto"
-    if not str(quantization.get("quant_method", "")).startswith("modelopt"):
+    quantization, at_top = quantization_of(architecture)
+    method = str(quantization.get("quant_method", ""))
+    if method == "compressed-tensors":
         latent = any(record.name == "kv" for spec in architecture.layers for record in spec.records)
         return "fp8" if quantization.get("kv_cache_scheme") and not latent else "auto"
-    if not stated:
+    if not method.startswith("modelopt") or not at_top:
         return "auto"
     inner = quantization.get("quantization")
     places = (inner if isinstance(inner, Mapping) else quantization, quantization)
@@ -106,3 +106,22 @@ def _of_checkpoint(architecture: Architecture) -> str:
         static = {8: "fp8"} if asked.get("dynamic") is False else {}
         asked = {**static, 4: "nvfp4"}.get(asked.get("num_bits", 0)) if asked.get("type") == "float" else None
     return {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}.get(str(asked).lower(), "auto")
+
+
+def scales_fp8(architecture: Architecture) -> bool:
+    """Whether a checkpoint brings scales for an fp8 cache, of e4m3 (_init_kv_cache_quant, attention.py)."""
+    quantization, _ = quantization_of(architecture)
+    method = str(quantization.get("quant_method", ""))
+    if method == "compressed-tensors":
+        return bool(quantization.get("kv_cache_scheme"))
+    if method.startswith("modelopt") and quantization.get("quant_algo") == "MIXED_PRECISION":
+        return _of_checkpoint(architecture) != "auto"
+    return method == "fp8" or method.startswith("modelopt")
+
+
+def quantization_of(architecture: Architecture) -> tuple[Mapping[str, Any], bool]:
+    """A checkpoint's quantization_config, empty where there is none, and whether it lies at the top of config.json."""
+    assert architecture.fields is not None
+    top = architecture.config.get("quantization_config")
+    found = top or architecture.fields.stated("quantization_config")
+    return (found if isinstance(found, Mapping) else {}), bool(top)

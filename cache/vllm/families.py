@@ -34,13 +34,13 @@ class States:
 
 
 @dataclass(frozen=True)
-class Strided:
-    """One cache of a layer that pools tokens: bytes of an entry, tokens per block (None: the model's), per entry."""
+class Listed:
+    """One of several caches of a layer: bytes of an entry, tokens per block (None: the model's) and per entry."""
 
     kind: Kind
     what: str
     entry: str
-    block: int | None = None
+    block: str | None = None
     every: int = 1
     span: str | None = None
 
@@ -60,6 +60,7 @@ class Rules:
     own_dtype: whether its cache stays in the model's dtype, whatever is asked for.
     kernels:   its attention backends, where they are not those of grouped or latent attention.
     strided:   caches by kind of layer, of a model that pools its tokens.
+    beside:    caches by kind of layer that lie beside its attention, in place of states.
     requires:  formulas that must hold, each with what to say when it does not.
     defaults:  fields that no family knows, and what they are where config.json is silent.
     """
@@ -74,7 +75,8 @@ class Rules:
     alibi: bool = False
     own_dtype: bool = False
     kernels: tuple[Kernel, ...] | None = None
-    strided: Mapping[str, tuple[Strided, ...]] = field(default_factory=dict)
+    strided: Mapping[str, tuple[Listed, ...]] = field(default_factory=dict)
+    beside: Mapping[str, tuple[Listed, ...]] = field(default_factory=dict)
     requires: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
 
@@ -128,23 +130,23 @@ QWEN3_5 = Rules(
 V4_LATENT_BYTES = "448 + 2 * 64 + 8"
 """448 numbers in fp8, 64 rotated ones in bfloat16, and scales (vllm/models/deepseek_v4/attention.py)."""
 V4_ALIGN = 576
-V4_WINDOW = Strided(Kind.SLIDING, "window", V4_LATENT_BYTES, block=64, span="sliding_window")
+V4_WINDOW = Listed(Kind.SLIDING, "window", V4_LATENT_BYTES, block="64", span="sliding_window")
 V4 = Rules(
     kernels=STRIDED,
     strided={
         "sliding_attention": (V4_WINDOW,),
         "compressed_sparse_attention": (
             V4_WINDOW,
-            Strided(Kind.FULL, "index", "index_head_dim + index_head_dim // 128 * 4", every=4),
+            Listed(Kind.FULL, "index", "index_head_dim + index_head_dim // 128 * 4", every=4),
             # Numbers and gates of two overlapping strides, in float32 (vllm/models/deepseek_v4/compressor.py).
-            Strided(Kind.SLIDING, "index tail", "2 * 2 * 4 * index_head_dim", block=4, span="8"),
-            Strided(Kind.FULL, "latents", V4_LATENT_BYTES, every=4),
-            Strided(Kind.SLIDING, "tail", "2 * 2 * 4 * head_dim", block=4, span="8"),
+            Listed(Kind.SLIDING, "index tail", "2 * 2 * 4 * index_head_dim", block="4", span="8"),
+            Listed(Kind.FULL, "latents", V4_LATENT_BYTES, every=4),
+            Listed(Kind.SLIDING, "tail", "2 * 2 * 4 * head_dim", block="4", span="8"),
         ),
         "heavily_compressed_attention": (
             V4_WINDOW,
-            Strided(Kind.FULL, "latents", V4_LATENT_BYTES, every=128),
-            Strided(Kind.SLIDING, "tail", "2 * 4 * head_dim", block=8, span="128"),
+            Listed(Kind.FULL, "latents", V4_LATENT_BYTES, every=128),
+            Listed(Kind.SLIDING, "tail", "2 * 4 * head_dim", block="8", span="128"),
         ),
     },
     requires={
@@ -161,7 +163,24 @@ EXPANDED_LATENTS = Rules(
 WRAPPED = Rules(uneven=True)
 """A model of transformers, whose attention vLLM replaces (models/transformers/base.py)."""
 
+
+def inkling_tail(heads: str, dim: str) -> tuple[Listed, ...]:
+    """The tails of a layer's four convolutions, in bfloat16, as one window of the kernel's length.
+
+    Keys, values and two shares of the hidden size lie by heads, each head's in a row of 2**n numbers
+    (vllm/models/inkling/nvidia/sconv_swa_attn.py).
+    """
+    row = f"(1 << (2 * {dim} + 2 * (hidden_size // {heads}) - 1).bit_length())"
+    return (
+        Listed(
+            Kind.SLIDING, f"tails of {heads}", f"2 * {heads} // tp * {row}", "conv_kernel_size", span="conv_kernel_size"
+        ),
+    )
+
+
 RULES: Mapping[str, Rules] = {
+    # transformers' code, whose latents vLLM does not recognise, as of youtu; its indexer's keys are not kept.
+    "axk2": EXPANDED_LATENTS,
     "bloom": Rules(alibi=True),
     # Its window counts the tokens before the current one (models/commandr.py, cohere2_moe.py).
     "cohere2": Rules(windows={"sliding_attention": "sliding_window + 1"}),
@@ -180,6 +199,14 @@ RULES: Mapping[str, Rules] = {
     "gpt_oss": Rules(replicates=False),
     "granitemoehybrid": Rules(
         states=mamba2(EXPANDED, "mamba_n_groups", "mamba_d_state", "mamba_n_heads", "mamba_d_conv")
+    ),
+    # A rank keeps whole heads of the tails, so there are no more ranks than heads.
+    "inkling_text": Rules(
+        replicates=False,
+        beside={
+            "hybrid": inkling_tail("num_key_value_heads", "head_dim"),
+            "hybrid_sliding": inkling_tail("swa_num_key_value_heads", "swa_head_dim"),
+        },
     ),
     "jamba": Rules(states=mamba1(EXPANDED, "mamba_d_state", "mamba_d_conv")),
     "kimi_linear": Rules(states=CHANNEL_DELTA, defaults={"linear_attn_config": "None"}),
@@ -218,6 +245,8 @@ RULES: Mapping[str, Rules] = {
     "qwen3_next": Rules(states=QWEN_DELTA),
     # transformers' code, whose latents vLLM does not recognise.
     "youtu": replace(EXPANDED_LATENTS, defaults={"qk_nope_head_dim": "128"}),
+    # transformers' code, of which vLLM keeps neither tails of convolutions nor windows.
+    "zaya": replace(WRAPPED, windows={"hybrid_sliding": "None"}, beside={"hybrid": (), "hybrid_sliding": ()}),
     "zamba2": Rules(states=mamba2(EXPANDED, "mamba_ngroups", "mamba_d_state", "n_mamba_heads", "mamba_d_conv")),
     **dict.fromkeys(
         ("mimo", "qwen2", "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text"), ALL_ALIKE
@@ -329,13 +358,11 @@ REFUSED: Mapping[str, str] = {
             "xlnet",
             "xlstm",
             "zamba",
-            "zaya",
         ),
         _NO_CODE,
     ),
     **dict.fromkeys(
         (
-            "axk2",
             "bailing_hybrid",
             "dots3_note_text",
             "glm5_next_text",
@@ -343,10 +370,8 @@ REFUSED: Mapping[str, str] = {
             "hy_v4_vl_text",
             "inkling2_loop_text",
             "inkling2_text",
-            "inkling_text",
             "mistral4",
             "mistral_large4_text",
-            "sarvam_mla",
             "qwen4_exp_text",
         ),
         _OWN_RULES,

@@ -90,8 +90,10 @@ def _promoted(layers: Layers) -> Layers:
         return layers
     full = {page.block for page in layers if page.kind is Kind.FULL}
     local = (Kind.SLIDING, Kind.CHUNKED)
-    # Windows of latents have a field that a full layer of latents has not.
-    if full and not any(page.kind in local and page.latent for page in layers):
+    # Full layers take one window at most (merge_window_sizes), and latents' have no field for it.
+    spans = [{page.span for page in layers if page.kind is kind} for kind in local]
+    one_window = all(len(found) <= 1 for found in spans)
+    if full and one_window and not any(page.kind in local and page.latent for page in layers):
         block = full.pop() if len(full) == 1 else None
         promoted = _mapped(
             layers,

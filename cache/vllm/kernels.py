@@ -45,9 +45,11 @@ LATENT = (
 )
 INDEXED_LATENT = (
     Kernel("FLASH_ATTN_MLA_SPARSE", 64, SIXTEEN),
-    Kernel("FLASHMLA_SPARSE", 64, FP8 | {"fp8_ds_mla"}, lambda size: size == 576),
+    # It takes fp8 as another name of its records, and no other name (backends/mla/flashmla_sparse.py).
+    Kernel("FLASHMLA_SPARSE", 64, frozenset({"fp8", "fp8_ds_mla"}), lambda size: size == 576),
+    Kernel("FLASHINFER_MLA_SPARSE_SM90", 64, FP8, lambda size: size == 576),
 )
-INDEXED = (Kernel("MINIMAX_M3_SPARSE", 128, SIXTEEN | FP8),)
+INDEXED = (Kernel("MINIMAX_M3_SPARSE", 128, SIXTEEN | FP8 | {"fp8_e5m2"}),)
 STRIDED = (Kernel("FLASHMLA_SPARSE_DSV4", 256, frozenset({"auto", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"})),)
 
 

@@ -16,6 +16,10 @@ class Kind(Enum):
     STATE = "state"
 
 
+UNSIZED = 0
+"""The tokens per block of a page whose block size is still to be chosen."""
+
+
 @dataclass(frozen=True)
 class Page:
     """One layer's cache in one block of `block` tokens (vLLM's KVCacheSpec, v1/kv_cache_interface.py).
@@ -80,6 +84,17 @@ class Page:
         if self.kind is Kind.CHUNKED:
             return computed // self._span() * self._span()
         return 0
+
+    @property
+    def falls(self) -> tuple[tuple[int, int], ...]:
+        """(tokens, every): fewer blocks are held after the token that follows so many, and then every so many."""
+        if self.kind is Kind.STATE:
+            return ((1, self.block),)
+        if self.kind is Kind.SLIDING:
+            return ((self._span() - 1, self.block),)
+        if self.kind is Kind.CHUNKED:
+            return ((0, self._span()), (0, self.block))
+        return ()
 
     def with_page(self, size: int) -> Page:
         """The same layer with a page of `size` bytes: more tokens if they fill it, else padded.

@@ -91,6 +91,13 @@ def vllm_cache(
     for name, optional in (("block_size", block_size), ("max_model_len", max_model_len)):
         if optional is not None:
             require_size(name, optional)
+    for name, switch in (
+        ("enable_prefix_caching", enable_prefix_caching),
+        ("async_scheduling", async_scheduling),
+        ("disable_hybrid_kv_cache_manager", disable_hybrid_kv_cache_manager),
+    ):
+        if not isinstance(switch, bool):
+            raise ValueError(f"{name} ({switch!r}) must be True or False")
     dtype = kv_dtype_named(kv_dtype, architecture)
     rows = Rows(architecture, tp, dtype)
     state_block = None

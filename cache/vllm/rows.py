@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from attn_variants.architectures import Architecture
@@ -13,13 +13,16 @@ from attn_variants.architectures.strided import StridedSpec
 from attn_variants.contract import CacheSpec, Record
 from attn_variants.dtypes import canonical_dtype, dtype_bytes
 
-from .dtypes import KV_DTYPES, KVDtype
-from .families import REFUSED, RULES, V4_ALIGN, Rules, States
+from .dtypes import KV_DTYPES, KVDtype, scales_fp8
+from .families import REFUSED, RULES, V4_ALIGN, Listed, Rules, States
 from .kernels import GROUPED, LATENT, Kernel
-from .pages import Kind, Page
+from .pages import UNSIZED, Kind, Page
+from .splits import require_split
 
 FP8_LATENT_BYTES = 656
 """The fp8_ds_mla record: 512 numbers in fp8, four float32 scales, 64 rotated numbers in bfloat16 (mla_attention.py)."""
+FP8_LATENT_NAMES = frozenset({"fp8", "fp8_ds_mla"})
+"""The dtypes that mean that record where latents have an indexer; fp8_e4m3 stays one byte a number."""
 
 
 class Scope(dict[str, Any]):
@@ -96,6 +99,7 @@ class Rows:
             if heads % self.tp:
                 name = self.scope.fields.spelled("num_attention_heads")
                 raise ValueError(f"{name} ({heads}) must be a multiple of tp ({self.tp}): give a tp that divides it")
+        require_split(self.architecture, self.tp)
         for formula, message in self.rules.requires.items():
             if not evaluate(formula, self.scope):
                 values = ", ".join(f"{name} = {self.scope[name]!r:.40}" for name in names(formula))
@@ -107,12 +111,17 @@ class Rows:
             )
         if self.kv_dtype.bits < 16 and self.rules.alibi:
             raise ValueError(f"kv_dtype ({self.kv_dtype.name!r}) is not taken by attention with ALiBi: give 'bfloat16'")
+        if self.kv_dtype.name == "fp8_e5m2" and not self.rules.strided and scales_fp8(self.architecture):
+            raise ValueError(
+                "kv_dtype ('fp8_e5m2') is refused by vLLM for checkpoints that scale an fp8 cache "
+                "(quantization_config): give 'fp8'"
+            )
 
     def _layer(self, spec: CacheSpec, kind: str) -> Iterator[Page]:
         if spec.shares is not None:
             return
         if self.rules.strided:
-            yield from self._strided(kind)
+            yield from self._listed(self.rules.strided[kind], align=V4_ALIGN)
             return
         if isinstance(spec, StridedSpec):
             raise ValueError(f"a layer ({kind}) pools its tokens in strides, by rules that are not known here")
@@ -125,9 +134,11 @@ class Rows:
             yield self._latent(records["kv"], "index_k" in records)
         elif records:
             raise ValueError(f"a layer ({kind}) keeps {', '.join(records)}, by rules that are not known here")
-        if "index_k" in records:
+        if "index_k" in records and self.rules.head_dim is None:
             yield self._indexer(kind)
-        if spec.states:
+        if kind in self.rules.beside:
+            yield from self._listed(self.rules.beside[kind])
+        elif spec.states:
             yield self._state(kind)
 
     def _head_sizes(self, spec: CacheSpec) -> Iterator[int]:
@@ -138,25 +149,25 @@ class Rows:
                 yield record.width if self.rules.head_dim is None else self._whole(self.rules.head_dim)
 
     def _grouped(self, k: Record, v: Record, kind: str, spec: CacheSpec) -> Page:
-        heads = self._heads(k.heads)
+        heads = self._heads(k.heads, k.width)
         entry = heads * (self.kv_dtype.width(k.width) + self.kv_dtype.width(v.width))
         formula = self.rules.windows.get(kind)
         window = spec.window if formula is None else evaluate(formula, self.scope)
         what = ("heads", heads, k.width, v.width)
         if window is not None:
-            return Page(Kind.SLIDING, what, entry, 1, span=window)
+            return Page(Kind.SLIDING, what, entry, UNSIZED, span=window)
         if spec.chunk is not None:
-            return Page(Kind.CHUNKED, what, entry, 1, span=spec.chunk)
-        return Page(Kind.FULL, what, entry, 1)
+            return Page(Kind.CHUNKED, what, entry, UNSIZED, span=spec.chunk)
+        return Page(Kind.FULL, what, entry, UNSIZED)
 
-    def _heads(self, total: int) -> int:
+    def _heads(self, total: int, width: int) -> int:
         """Key/value heads of a rank: tp divides them or is a multiple of them (models/llama.py and its like)."""
         name = self.scope.fields.spelled("num_key_value_heads")
         if self.tp > total and not self.rules.replicates:
             raise ValueError(
                 f"tp ({self.tp}) must be at most {name} ({total}), for vLLM leaves other ranks no head: give less"
             )
-        if max(total, self.tp) % min(total, self.tp) and not self.rules.uneven:
+        if max(total, self.tp) % min(total, self.tp) and not (self.rules.uneven and total * width % self.tp == 0):
             raise ValueError(
                 f"tp ({self.tp}) must divide {name} ({total}) or be a multiple of it: give a tp that does either"
             )
@@ -165,19 +176,20 @@ class Rows:
     def _expanded(self) -> Page:
         """Latents stored as the keys and values of every head, values as wide as keys."""
         assert self.rules.head_dim is not None
-        width, heads = self._whole(self.rules.head_dim), self._heads(self._whole("num_attention_heads"))
-        return Page(Kind.FULL, ("heads", heads, width, width), 2 * heads * self.kv_dtype.width(width), 1)
+        width = self._whole(self.rules.head_dim)
+        heads = self._heads(self._whole("num_attention_heads"), width)
+        return Page(Kind.FULL, ("heads", heads, width, width), 2 * heads * self.kv_dtype.width(width), UNSIZED)
 
     def _latent(self, kv: Record, indexed: bool) -> Page:
         """One latent and rotated key per token, whole on every rank (MLAAttention.get_kv_cache_spec)."""
         sparse = self.rules.kernels is not None
-        entry = FP8_LATENT_BYTES if sparse and self.kv_dtype.bits == 8 else self.kv_dtype.width(kv.width)
-        return Page(Kind.FULL, ("latents", kv.width, indexed), entry, 1, latent=True)
+        entry = FP8_LATENT_BYTES if sparse and self.kv_dtype.name in FP8_LATENT_NAMES else self.kv_dtype.width(kv.width)
+        return Page(Kind.FULL, ("latents", kv.width, indexed), entry, UNSIZED, latent=True)
 
     def _indexer(self, kind: str) -> Page:
         if self.rules.indexer is None:
             raise ValueError(f"a layer ({kind}) has an indexer, by rules that are not known here")
-        return Page(Kind.FULL, "index", self._whole(self.rules.indexer), 1, latent=True)
+        return Page(Kind.FULL, "index", self._whole(self.rules.indexer), UNSIZED, latent=True)
 
     def _state(self, kind: str) -> Page:
         states = self.rules.states
@@ -186,7 +198,7 @@ class Rows:
         for formula, message in states.requires.items():
             if not evaluate(formula, self.scope):
                 raise ValueError(f"tp ({self.tp}) does not split the states: {message}; give a tp that does")
-        return Page(Kind.STATE, "state", self._state_bytes(states), 1)
+        return Page(Kind.STATE, "state", self._state_bytes(states), UNSIZED)
 
     def _state_bytes(self, states: States) -> int:
         try:
@@ -197,11 +209,12 @@ class Rows:
         wide = 2 if dtype in (None, "auto") else dtype_bytes(canonical_dtype(dtype))
         return 2 * conv + wide * state
 
-    def _strided(self, kind: str) -> Iterator[Page]:
-        for cache in self.rules.strided[kind]:
-            span = None if cache.span is None else self._whole(cache.span)
+    def _listed(self, caches: Sequence[Listed], align: int = 1) -> Iterator[Page]:
+        """Caches that are described one by one; aligned ones are rows of latents."""
+        for cache in caches:
+            span, block = (None if size is None else self._whole(size) for size in (cache.span, cache.block))
             entry = self._whole(cache.entry)
-            yield Page(cache.kind, cache.what, entry, cache.block or 0, cache.every, span, None, True, V4_ALIGN)
+            yield Page(cache.kind, cache.what, entry, block or UNSIZED, cache.every, span, None, align > 1, align)
 
     def _whole(self, formula: str, least: int = 1) -> int:
         value = evaluate(formula, self.scope)

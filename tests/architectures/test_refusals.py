@@ -111,3 +111,37 @@ def test_whatever_a_field_holds_the_answer_is_an_architecture_or_one_line(model_
 def test_text_in_a_config_is_never_taken_for_a_formula(field: str) -> None:
     with pytest.raises(ValueError, match=rf"{field} \('2 \* hidden_size'\) must be a positive integer"):
         architecture({**TINY, "model_type": "llama", field: "2 * hidden_size"})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"model_type": "gemma3n_text", "num_kv_shared_layers": 35},
+            r"no layer before layer 0 is 'sliding_attention', .* num_kv_shared_layers = 35\)",
+        ),
+        (
+            {"model_type": "qwen3", "layer_types": ["sliding_attention"] * 32, "sliding_window": None},
+            r"its window is null: give one \(use_sliding_window = False, sliding_window = None\)",
+        ),
+        ({"model_type": "dbrx", "attn_config": [1]}, r"attn_config \(\[1\]\) must be an object"),
+        (
+            {"model_type": "gemma3", "hidden_size": 5, "text_config": {"hidden_size": 1024}},
+            r"hidden_size \(5\) and text_config\.hidden_size \(1024\) contradict each other",
+        ),
+        (
+            {"model_type": "gemma3", "sliding_window": 5, "text_config": {"sliding_window": 1024}},
+            r"sliding_window \(5\) and text_config\.sliding_window \(1024\) contradict each other",
+        ),
+    ],
+)
+def test_the_field_at_fault_is_named(config, message):
+    with pytest.raises(ValueError, match=message):
+        architecture(config)
+
+
+@pytest.mark.parametrize("source", [{"model_type": "x" * 100_000}, "x" * 5_000])
+def test_a_message_stays_short_however_long_the_name(source):
+    with pytest.raises(ValueError, match="x" * 50) as refused:
+        architecture(source)
+    assert len(str(refused.value)) < 400

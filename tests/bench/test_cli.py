@@ -48,7 +48,6 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ("memory --policy transformers", ["mha: policy 'transformers' prices models that have a config.json"]),
         ("memory --budget 80Gig", ["--budget (80Gig)", "80GiB (2**30) or 80GB (10**9)"]),
         ("memory --weights 5GB", ["--weights", "--budget"]),
-        ("memory --budget 1GB --weights 2GB", ["--budget (953.7 MiB) does not hold the weights of a rank (1.863 GiB)"]),
         ("memory --tp 2 --allocate", ["--allocate", "--tp"]),
         ("compare gqa lama-3.1-8b", ["'lama-3.1-8b'", "did you mean llama-3.1-8b"]),
         ("models --kv-dtype fp9", ["unknown kv_dtype 'fp9'"]),

@@ -174,6 +174,51 @@ def test_a_budget_holds_what_fits_and_no_more(capsys):
     assert (row["weights"], row["max_batch"], row["max_batch_by_context"]["4096"]) == (2**20, 8, 2)
 
 
+@pytest.mark.parametrize(
+    ("words", "most", "sums"),
+    [
+        (
+            "--budget 1GB --weights 2GB --tp 2 --pp 1 --context 1000",
+            0,
+            [
+                "weights 2,000,000,000 / (tp 2 x pp 1) = 1,000,000,000 (953.7 MiB)",
+                "left: budget 1,000,000,000 - weights 1,000,000,000 = 0 (0 B)",
+                "does not fit: a sequence of 1,000 tokens 65,536,000 (62.5 MiB) is 62.5 MiB over what is left",
+            ],
+        ),
+        (
+            "--budget 1GiB --weights 2GiB --dp 2",
+            0,
+            [
+                "weights 2,147,483,648 / (tp 1 x pp 1) = 2,147,483,648 (2 GiB); every rank of dp 2 holds that share",
+                "left: budget 1,073,741,824 - weights 2,147,483,648 = -1,073,741,824 (-1 GiB)",
+                "does not fit: the weights alone are 1 GiB over the budget",
+            ],
+        ),
+        (
+            "--budget 1GiB --context 1024 --dp 2",
+            16,
+            ["a sequence of 1,024 tokens 134,217,728 (128 MiB): 8 fit on each of 2 ranks of dp in 1,073,741,824"],
+        ),
+    ],
+)
+def test_a_no_shows_the_same_sum_as_a_yes(capsys, words, most, sums):
+    (row,) = rows(capsys, ["--model", "llama-3.1-8b", *words.split()])
+    assert (row["policy"], row["max_batch"], row["fitting"]) == ("ideal", most, sums)
+    assert main(["memory", "--model", "llama-3.1-8b", *words.split()]) == 0
+    shown = capsys.readouterr().out
+    assert "most sequences" in shown
+    assert sums[-1] in shown
+
+
+def test_figures_of_a_row_answer_the_question_it_names(capsys):
+    """Mistral-7B-v0.1 keeps a window of 4096; without a policy, what fits and what all ranks hold is the ideal."""
+    (row,) = rows(capsys, ["--model", "mistral-7b-v0.1", "--tp", "2"])
+    assert (row["policy"], row["bytes_over_ranks"]) == ("ideal", 2 * row["bytes_by_policy"])
+    (row,) = rows(capsys, ["--model", "mistral-7b-v0.1", "--tp", "2", "--store", "full"])
+    assert (row["policy"], row["bytes_over_ranks"]) == ("allocated", 2 * row["bytes_formula"])
+
+
 def test_the_arithmetic_is_shown_on_request(capsys):
     (row,) = rows(capsys, ["--model", "deepseek-v3", "--context", "131072", "--explain"])
     assert row["explanation"][-1] == "1 sequence x 9,210,691,584 = 9,210,691,584 bytes (8.578 GiB)"

@@ -284,7 +284,7 @@ def test_sizes_are_positive_integers(field, value):
     ("options", "message"),
     [
         ({"store": "fulll"}, r"unknown store 'fulll'; did you mean full\?"),
-        ({"codec": "plane"}, r"unknown codec 'plane'; did you mean plain\?"),
+        ({"codec": "plane"}, r"unknown codec 'plane'; did you mean plain"),
         ({"dtype": "bf61"}, r"unknown dtype 'bf61'; did you mean"),
         ({"specs": ()}, r"a cache needs the specs of at least one layer, got none"),
         ({"specs": (CacheSpec(),)}, r"layer 0 declares no records and no states, so there is nothing to store"),

@@ -165,6 +165,11 @@ def test_formats_that_do_not_work_out_are_refused(kv_dtype, message):
         model_cache(TINY).bytes(context=1, kv_dtype=kv_dtype)
 
 
+def test_a_dtype_of_the_config_that_is_no_name_is_refused():
+    with pytest.raises(ValueError, match=r"torch_dtype \(16\) must be a string"):
+        model_cache({**TINY, "torch_dtype": 16}).bytes(context=1, kv_dtype="auto")
+
+
 # Splits
 
 
@@ -228,6 +233,23 @@ def test_stages_sequences_and_tokens_are_split_as_even_as_can_be():
     assert m.bytes_over_ranks(context=10, batch=5, tp=8, pp=2, cp=3) == 4 * m.bytes(context=10, batch=5)
 
 
+def test_a_layer_that_runs_twice_has_both_its_caches_on_its_stage():
+    """LongCat: 3 layers of 2 caches each, so stages of 2 layers and 1, and none that holds half a layer."""
+    m = model_cache({"model_type": "longcat_flash", "num_layers": 3})
+    cache = (512 + 64) * 2 * 10
+    assert [m.bytes(context=10, pp=pp) for pp in (1, 2, 3)] == [6 * cache, 4 * cache, 2 * cache]
+    with pytest.raises(ValueError, match=r"pp \(4\) must be at most the number of layers \(3\)"):
+        m.bytes(context=10, pp=4)
+
+
+def test_a_stage_cannot_read_the_cache_of_another():
+    """Gemma-3n: layers 20 to 34 read the caches of layers 18 and 19."""
+    m = model_cache("gemma-3n-e4b")
+    assert m.bytes(context=10, pp=2) == 18 * 2 * 2 * 256 * 2 * 10
+    with pytest.raises(ValueError, match=r"pp \(3\) puts layer 24 on another stage than layer 19, whose cache"):
+        m.bytes(context=10, pp=3)
+
+
 # Budgets
 
 
@@ -252,6 +274,31 @@ def test_every_shorter_context_fits_too_where_growth_is_a_saw_tooth():
     for budget in (sizes[130], sizes[500], sizes[777] + 1, sizes[1000] - 1):
         grown = next((context for context, size in enumerate(sizes, 1) if size > budget), None)
         assert m.max_context(budget=budget) == grown - 1
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek-v4-flash", "llama-4-scout", "qwen3-next-80b-a3b"])
+def test_every_shorter_request_fits_too_where_vllm_frees_blocks(name):
+    """Windows, chunks and states give up blocks, so a request may hold less after a token than before it."""
+    m, asked = model_cache(name), {"policy": "vllm", "kv_dtype": "auto"}
+    sizes = [m.pricing(**asked).fullest(1, context) for context in range(1, 9_000)]
+    falls = [context for context, (before, after) in enumerate(itertools.pairwise(sizes), 1) if after < before]
+    assert falls
+    for context in (falls[0], falls[-1] + 1, 8_500):
+        budget = max(sizes[:context]) - 1
+        grown = next(context for context, size in enumerate(sizes, 1) if size > budget)
+        assert m.max_context(budget=budget, **asked) == grown - 1
+
+
+def test_growth_by_blocks_and_strides_has_a_mean():
+    """TINY: 512 bytes a token, in blocks of 16; DeepSeek-V4-Flash pools 4 and 128 tokens."""
+    m = model_cache(TINY)
+    asked = {"policy": "vllm", "kv_dtype": "auto"}
+    assert [m.bytes_per_token(context=context, **asked) for context in (15, 16, 17)] == [0, 16 * 512, 0]
+    assert [m.bytes_per_token_mean(context=context, **asked) for context in (15, 16, 17)] == [512] * 3
+    assert m.bytes_per_token_mean(context=100) == m.bytes_per_token(context=100) == 512
+    pooled = model_cache("deepseek-v4-flash")
+    grown = pooled.bytes(context=10_000 + 128) - pooled.bytes(context=10_000)
+    assert pooled.bytes_per_token_mean(context=10_000) == grown / 128
 
 
 def test_a_model_that_stops_growing_takes_any_context():

@@ -34,14 +34,17 @@ def test_what_comes_back_is_within_the_bound(name, record, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1.0, 6e4, 1e30])
 @pytest.mark.parametrize(
     ("name", "steps"), [("int8", 127), ("int8:asym", 127.5), ("int4", 7.5), ("int4:sym", 7)], ids=str
 )
-def test_the_bound_is_half_a_step_of_the_largest_number(name, steps, dtype):
+def test_the_bound_is_half_a_step_of_the_largest_number(name, steps, magnitude, dtype):
     """to 2 percent, which is the scale's rounding up, and the dtype's own rounding."""
-    row = torch.tensor([[-1.0, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0, 0.7]], dtype=dtype)
-    own = torch.finfo(dtype).eps * 2
-    assert codec_named(name).bound(GROUP, row).max() <= 0.51 / steps + own
+    magnitude = min(magnitude, float(torch.finfo(dtype).max) * 0.9)
+    row = (torch.tensor([[-1.0, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0, 0.7]]).double() * magnitude).to(dtype)
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    largest = float(row.abs().max())
+    assert (codec_named(name).bound(GROUP, row) <= (0.51 / steps + torch.finfo(dtype).eps * 2) * largest + least).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

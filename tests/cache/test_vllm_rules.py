@@ -10,7 +10,7 @@ import pytest
 from attn_variants.cache.vllm import VllmCache
 from attn_variants.cache.vllm.grouping import Group, grouped
 from attn_variants.cache.vllm.pages import Kind, Page
-from tests.cache.vllm_models import CHUNKS, DELTA, FULL, INDEXED, LATENTS, MIXED, STRIDES, TOKEN, WINDOWS, vllm
+from tests.cache.vllm_models import CHUNKS, DELTA, FULL, INDEXED, LATENTS, MIXED, STRIDES, TAILS, TOKEN, WINDOWS, vllm
 
 
 class TestFullAttention:
@@ -45,6 +45,8 @@ class TestFullAttention:
         assert vllm(quantised, kv_dtype="bfloat16").bytes_per_block == 24576
         # Attention over latents does not read that scheme.
         assert vllm({**LATENTS, "quantization_config": quantised["quantization_config"]}).kv_dtype == "auto"
+        # A scheme of another method, or of none, is not read.
+        assert vllm({**FULL, "quantization_config": {"kv_cache_scheme": "FP8"}}).kv_dtype == "auto"
         modelopt = {**FULL, "quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}}
         assert vllm(modelopt).kv_dtype == "fp8_e4m3"
 
@@ -83,6 +85,23 @@ class TestTensorParallel:
         assert vllm({**config, "model_type": "olmo2"}, tp=2).bytes_per_block == 24576
         with pytest.raises(ValueError, match=r"tp \(2\) must divide num_key_value_heads \(5\)"):
             vllm(config, tp=2)
+        # But their projections must split evenly: 2 * 64 numbers do not over three ranks.
+        with pytest.raises(ValueError, match=r"tp \(3\) must divide num_key_value_heads \(2\)"):
+            vllm({**FULL, "model_type": "olmo2"}, tp=3)
+
+    def test_transformers_own_kinds_of_layer_are_full_attention(self) -> None:
+        """What vLLM's own code does not know of zaya and axk2 it keeps as keys and values alone."""
+        zaya = {
+            **FULL,
+            "model_type": "zaya",
+            "sliding_window": 40,
+            "layer_types": ["hybrid_sliding", "hybrid", "hybrid"],
+        }
+        assert vllm(zaya).bytes_per_block == vllm(FULL).bytes_per_block
+        assert len(vllm(zaya).groups) == 1
+        axk2 = {**INDEXED, "model_type": "axk2", "qk_nope_head_dim": 32}
+        # Two of eight heads, keys of 32 + 64 numbers and values as wide; no indexer's keys.
+        assert vllm(axk2, tp=4).bytes_per_block == 5 * 16 * 2 * 2 * 96 * 2
 
     def test_gpt_oss_has_no_heads_to_repeat(self) -> None:
         config = {**FULL, "model_type": "gpt_oss", "sliding_window": 40}
@@ -181,11 +200,18 @@ class TestLatents:
         # Its key has 128 bytes and four of scale, also beside latents in bfloat16.
         assert vllm(INDEXED).bytes_per_block == 5 * 64 * (576 * 2 + 132)
 
-    @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_ds_mla"])
+    @pytest.mark.parametrize("name", ["fp8", "fp8_ds_mla"])
     def test_indexed_latents_in_fp8_are_records_of_656_bytes(self, name: str) -> None:
         # 512 numbers in fp8, four scales of four bytes, 64 numbers in bfloat16.
         assert 512 + 4 * 4 + 64 * 2 == 656
         assert vllm(INDEXED, kv_dtype=name).bytes_per_block == 5 * 64 * (656 + 132)
+
+    def test_indexed_latents_in_fp8_e4m3_are_a_byte_a_number(self) -> None:
+        assert vllm(INDEXED, kv_dtype="fp8_e4m3").bytes_per_block == 5 * 64 * (576 + 132)
+
+    def test_sarvam_keeps_latents(self) -> None:
+        sarvam = {**LATENTS, "model_type": "sarvam_mla"}
+        assert vllm(sarvam, tp=8).bytes_per_block == 5 * 16 * (512 + 64) * 2
 
     def test_minicpm3_stores_the_keys_and_values_of_every_head(self) -> None:
         config = {**LATENTS, "model_type": "minicpm3", "qk_nope_head_dim": 32, "v_head_dim": 32}
@@ -265,6 +291,38 @@ class TestStates:
         assert state_bytes(cache) == 2 * 384 * 2
         assert cache.bytes_per_block == 16 * TOKEN
         assert cache.planned_blocks(160) == (2, 2, 2, 10)
+
+
+class TestTails:
+    """Inkling's convolutions: two layers that slide over 16 heads, and one of 8 that does not, of 64 numbers each."""
+
+    def test_tails_are_windows_of_the_kernels_length_beside_attention(self) -> None:
+        cache = vllm(TAILS, max_num_batched_tokens=8)
+        # A head's 2 * 64 numbers and twice its share of 1024: 128 + 2 * 64 = 256 and 128 + 2 * 128 = 384, in rows of
+        # 256 and 512; both tails take 4 * 16 * 256 * 2 = 4 * 8 * 512 * 2 bytes, which 16 tokens of 16 heads take twice.
+        assert 4 * 16 * 256 * 2 == 4 * 8 * 512 * 2 == 32768
+        assert 16 * 16 * 2 * 64 * 2 == 65536
+        # So tails get 8 tokens a block and the eight heads' 32; kinds of two layers are split in two.
+        assert cache.bytes_per_block == 65536
+        blocks = sorted((page.kind.value, page.block) for group in cache.groups for page, _ in group.pages)
+        assert blocks == [("full", 32), *[("sliding", 8)] * 3, *[("sliding", 16)] * 2]
+        # 16 tokens in flight: windows take ceil((31 + 16) / 16) + 1 blocks, tails ceil((3 + 16) / 8) + 1.
+        assert sorted(cache.planned_blocks(64)) == [2, 4, 4, 4, 4, 4]
+
+    def test_tails_stay_bfloat16(self) -> None:
+        # Attention's blocks double, to fill pages of the same size: 32 tokens of 16 heads.
+        cache = vllm(TAILS, kv_dtype="fp8")
+        assert cache.bytes_per_block == 32768
+        assert {page.block for group in cache.groups for page, _ in group.pages} == {4, 16, 32}
+
+    def test_every_rank_keeps_whole_heads(self) -> None:
+        assert vllm(TAILS, tp=8).bytes_per_block == 65536 // 8
+        with pytest.raises(ValueError, match=r"tp \(16\) must be at most num_key_value_heads \(8\)"):
+            vllm(TAILS, tp=16)
+
+    def test_windows_of_two_lengths_have_no_one_form(self) -> None:
+        with pytest.raises(ValueError, match="disable_hybrid_kv_cache_manager"):
+            vllm(TAILS, disable_hybrid_kv_cache_manager=True)
 
 
 def state_bytes(cache: VllmCache) -> int:

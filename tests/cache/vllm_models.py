@@ -64,6 +64,19 @@ STRIDES: dict[str, Any] = {
     "index_head_dim": 128,
     "compress_ratios": [4, 4, 128],
 }
+TAILS: dict[str, Any] = {
+    "model_type": "inkling_text",
+    "num_hidden_layers": 3,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "swa_num_key_value_heads": 16,
+    "head_dim": 64,
+    "swa_head_dim": 64,
+    "local_layer_ids": [0, 1],
+    "sliding_window_size": 32,
+    "conv_kernel_size": 4,
+}
 
 
 def vllm(config: dict[str, Any], **arguments: Any) -> VllmCache:

@@ -26,6 +26,8 @@ LATENT = {
     "v_head_dim": 14,
     "first_k_dense_replace": 3,
 }
+SOME_WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+LATE_WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -48,6 +50,10 @@ MODELS = {
     "llama-tied": ("Llama", {**GROUPED, "tie_word_embeddings": True}),
     "llama-biased": ("Llama", {**GROUPED, "attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3}),
     "mistral": ("Mistral", {**GROUPED, "sliding_window": None}),
+    "mistral-windows": ("Mistral", {**GROUPED, "sliding_window": 4}),
+    "ministral-some-windows": ("Ministral", {**GROUPED, **SOME_WINDOWS}),
+    "qwen2-late-windows": ("Qwen2", {**GROUPED, "head_dim": 8, **LATE_WINDOWS}),
+    "qwen3-some-windows": ("Qwen3", {**GROUPED, "use_sliding_window": True, **SOME_WINDOWS}),
     "qwen2": ("Qwen2", {**GROUPED, "head_dim": 8, "use_sliding_window": False}),
     "qwen3": ("Qwen3", {**GROUPED, "tie_word_embeddings": True}),
     "deepseek_v2": ("DeepseekV2", {**LATENT, "q_lora_rank": None}),

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from attn_variants import Decoder
+from attn_variants.cache import KVCache
 from tests.checkpoints.hf_models import MODELS, error, random_model, transformers
 
 IDS = torch.tensor([[3, 14, 15, 9, 26, 5, 35, 8, 60, 0, 1], [58, 2, 2, 3, 8, 4, 6, 2, 6, 4, 33]])
@@ -51,6 +52,26 @@ def test_logits_are_those_of_transformers(save, name, shard):
     decoder = Decoder.from_pretrained(folder)
     assert decoder.dtype == torch.float32
     assert error(decoder(IDS), model(IDS).logits) < 1e-5
+
+
+def test_layer_types_of_a_mistral_are_honoured_as_transformers_does(save):
+    """Its AutoModel takes a mistral with layer types for a ministral."""
+    model, folder = save("mistral-windows")
+    edit(folder, layer_types=["full_attention", "sliding_attention", "full_attention"])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert type(theirs).__name__ == "MinistralForCausalLM"
+    assert error(Decoder.from_pretrained(folder)(IDS), theirs(IDS).logits) < 1e-5
+    assert error(model(IDS).logits, theirs(IDS).logits) > 1e-2
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "windows" in name])
+@torch.no_grad()
+def test_windows_reach_back_as_far_in_a_cache_of_rings_as_in_transformers(save, name):
+    model, folder = save(name)
+    decoder = Decoder.from_pretrained(folder)
+    cache = KVCache(decoder.cache_specs, batch=2, capacity=IDS.shape[1], dtype=decoder.dtype, store="ring")
+    logits = [decoder(IDS[:, :3], cache), *(decoder(IDS[:, t : t + 1], cache) for t in range(3, IDS.shape[1]))]
+    assert error(torch.cat(logits, dim=1), model(IDS).logits) < 1e-5
 
 
 @pytest.mark.parametrize("name", MODELS)

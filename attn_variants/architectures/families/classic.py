@@ -35,6 +35,11 @@ MPT = {
     "n_heads": "num_attention_heads",
     "max_seq_len": "max_position_embeddings",
 }
+KOSMOS = {
+    "layers": "num_hidden_layers",
+    "embed_dim": "hidden_size",
+    "attention_heads": "num_attention_heads",
+}
 
 
 def translation(layers: int, hidden: int, heads: int) -> Family:
@@ -121,6 +126,10 @@ FAMILIES: Mapping[str, Family | Nested] = {
     "gpt_neox": Family(multi_head(44, 6144, 64)),
     "gpt_neox_japanese": Family(multi_head(32, 2560, 32)),
     "gptj": Family(multi_head(28, 4096, 16), aliases=GPT2),
+    "idefics": Family(multi_head(32, 4096, 32)),
+    "imagegpt": Family(multi_head(24, 512, 8), aliases=GPT2),
+    "kosmos_2_text_model": Family(multi_head(24, 2048, 32), aliases=KOSMOS),
+    "kosmos_2_5_text_model": Family(multi_head(24, 1536, 16), aliases=KOSMOS),
     "marian": translation(12, 1024, 16),
     "mbart": translation(12, 1024, 16),
     "megatron-bert": Family(multi_head(24, 1024, 16)),

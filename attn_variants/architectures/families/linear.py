@@ -117,6 +117,11 @@ FAMILIES: Mapping[str, Family | Nested] = {
             "linear_attn_config.full_attn_layers": "full_attn_layers",
             "linear_attn_config.kda_layers": "kda_layers",
         },
+        requires={
+            "layer_types is not None or full_attn_layers is None or kda_layers is None "
+            "or sorted(full_attn_layers + kda_layers) == list(range(1, num_hidden_layers + 1))": "kda_layers and "
+            "full_attn_layers must name every layer once, from 1 to num_hidden_layers"
+        },
         # The lists count from 1.
         layer="'full_attention' if (i > 0 and i % 4 == 0 if full_attn_layers is None or kda_layers is None "
         "else i + 1 in full_attn_layers) else 'linear_attention'",
@@ -212,7 +217,7 @@ FAMILIES: Mapping[str, Family | Nested] = {
                 )
             )
         },
-        # Its cache holds one counter of eight bytes.
-        transformers=Held(once=8),
+        # Its cache is as long as `num_hidden_layers`, 32 even beside fewer blocks, with one counter of eight bytes.
+        transformers=Held({"num_hidden_layers": Default(32, "num_blocks")}, once=8),
     ),
 }

@@ -32,11 +32,15 @@ GEMMA4_HEADS = (
     "num_global_key_value_heads if per_layer_config is None and attention_k_eq_v "
     "and num_global_key_value_heads is not None else num_key_value_heads"
 )
+DIFFUSION_HEADS = (
+    "num_global_key_value_heads if per_layer_config is None and num_global_key_value_heads is not None "
+    "else num_key_value_heads"
+)
 GEMMA4_DIM = "global_head_dim if per_layer_config is None else head_dim"
 """Full layers have a head dim and key/value heads of their own; newer files give those layer by layer."""
 
 
-def gemma4(window: int) -> Family:
+def gemma4(window: int, full_heads: str = GEMMA4_HEADS) -> Family:
     """Gemma 4: every sixth layer full, and always the last."""
     return Family(
         sizes(30, 2304, 8, kv=4, head_dim=256, sliding_window=window, num_kv_shared_layers=0)
@@ -49,7 +53,7 @@ def gemma4(window: int) -> Family:
         layer="'full_attention' if (i + 1) % 6 == 0 or i == num_hidden_layers - 1 else 'sliding_attention'",
         listed="'full_attention' if i == num_hidden_layers - 1 else layer_types[i]",
         kinds={
-            "full_attention": grouped(GEMMA4_HEADS, GEMMA4_DIM),
+            "full_attention": grouped(full_heads, GEMMA4_DIM),
             "sliding_attention": grouped(
                 window="sliding_window // 2 + 1 if use_bidirectional_attention == 'all' else sliding_window"
             ),
@@ -61,6 +65,7 @@ def gemma4(window: int) -> Family:
 NAS_HEADS = "num_attention_heads / block_configs[i]['attention']['n_heads_in_group']"
 
 FAMILIES: Mapping[str, Family | Nested] = {
+    "diffusion_gemma_text": gemma4(window=512, full_heads=DIFFUSION_HEADS),
     "dory": Family(
         sizes(36, 2560, 16, kv=4, head_dim=256, sliding_window=1024)
         | {
@@ -77,6 +82,12 @@ FAMILIES: Mapping[str, Family | Nested] = {
                 "else num_hidden_layers // parts - n_in - n_output_layers // parts"
             ),
             "loops": Computed("1 if recurrent_kv_cache_mode == 'last_loop' else n_recurrent_loops"),
+        },
+        requires={
+            "num_hidden_layers == n_input_layers + n_output_layers + "
+            "(num_hidden_layers - n_input_layers - n_output_layers if n_recurrent_layers is None "
+            "else n_recurrent_layers)": "n_input_layers, n_recurrent_layers and n_output_layers must add up to "
+            "num_hidden_layers"
         },
         count="num_hidden_layers // parts",
         layer="'sliding_attention' if (i + 1) % 4 else 'full_attention'",

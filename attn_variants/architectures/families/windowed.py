@@ -161,7 +161,9 @@ FAMILIES: Mapping[str, Family | Nested] = {
     "modernbert-decoder": Family(
         multi_head(22, 768, 12, local_attention=128, global_attn_every_n_layers=3),
         layer="'sliding_attention' if i % global_attn_every_n_layers else 'full_attention'",
-        kinds={"sliding_attention": grouped(window="local_attention // 2")},
+        kinds={
+            "sliding_attention": grouped(window="local_attention // 2 if sliding_window is None else sliding_window")
+        },
     ),
     "olmo3": Family(
         sizes(32, 4096, 32, sliding_window=Default(4096)),
