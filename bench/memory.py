@@ -17,6 +17,7 @@ from attn_variants.dtypes import dtype_bytes
 
 from .case import Subject
 from .fitting import CONTEXTS, FITTING_COLUMNS, Question, fitting
+from .real_error import ERROR_NOTE, real_errors, shown_errors
 from .results import Report, Row
 from .tables import Column, Table, exact, size
 
@@ -38,6 +39,7 @@ COLUMNS = (
     Column("allocated_on", "on", right=False),
     Column("bytes_used", "used", size),
     Column("bytes_wasted", "waste", size),
+    Column("codec_error", "error on SmolLM2", lambda found: shown_errors(found), right=False),
     Column("windowed_layers", "windowed layers"),
     Column("ratio_to_mha", "of MHA", "{:.2%}".format),
     Column("ratio_to_first", "of the first", "{:.2%}".format),
@@ -188,11 +190,14 @@ def _row(
         "allocated_on": None,
         "bytes_used": None,
         "bytes_wasted": None,
+        "codec_error": None,
         "ratio_to_mha": None,
         "note": why,
     }
     if reserved is not None:
         row["bytes_used"], row["bytes_wasted"] = row["bytes_ideal"], reserved - row["bytes_ideal"]
+        if row["codec"] != "plain":
+            row["codec_error"] = real_errors(row["codec"])
     if subject.mha is not None and reserved is not None:
         plain: dict[str, Any] = {"kv_dtype": _stored(subject, question)[0], **question.split}
         row["ratio_to_mha"] = reserved / subject.mha.bytes(**sizes, **plain, policy="allocated")
@@ -316,6 +321,8 @@ def _tables(rows: list[Row], question: Question, *, shapes: bool, explain: bool)
         + ways
     )
     notes = list(dict.fromkeys(f"{row['subject']}: {row['note']}." for row in rows if row["note"]))
+    if any(row["codec_error"] is not None for row in rows):
+        notes.append(ERROR_NOTE)
     yield Table(f"KV cache: {where}", _shown(rows), rows, " ".join([NOTE, *notes]))
     if question.budget is not None:
         columns = (Column("subject", "subject", right=False), *(Column(str(c), f"at {c:,}") for c in CONTEXTS))
