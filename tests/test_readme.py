@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-MODULES, HYBRID, DECODER, OWN_MODEL = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+MODULES, HYBRID, DECODER, PROMPT, OWN_MODEL = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def printed(code: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -28,6 +28,12 @@ def test_the_cache_gives_the_uncached_logits_and_the_formulas_bytes(capsys):
     assert float(re.fullmatch(r"tensor\((.*)\)", difference)[1]) < 1e-5
     # 4 layers x 2 rows x 128 tokens x (64 + 16) numbers x 4 bytes, twice.
     assert sizes == "327680 327680"
+
+
+def test_a_prompt_is_shared_and_saved(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert printed(DECODER + PROMPT, capsys)[2:] == ["tensor([10, 10,  6]) tensor([10])"]
+    assert [path.name for path in tmp_path.iterdir()] == ["prompt.safetensors"]
 
 
 def test_layers_of_somebody_s_own_share_a_cache_and_a_step(capsys):
