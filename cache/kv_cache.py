@@ -18,7 +18,7 @@ from .accounting import require_storable
 from .layouts import kind_of, layout_named, planned
 from .occupancy import CacheBytes, occupancy
 from .quantize import codec_named
-from .rows import share
+from .rows import named_rows, share
 from .saved import load, save
 from .states import StateStore
 from .store import Store
@@ -124,7 +124,7 @@ class KVCache:
         Raises ValueError, with every row as it was, for rows that are not there, for tokens beyond the capacity, for
         more than `burst` of them on a row where tokens pass out of sight, and, as OutOfPagesError, for a spent pool.
         """
-        named = self._rows(rows)
+        named = named_rows(rows, self.batch)
         if len(named) != batch:
             raise ValueError(
                 f"the tokens have {batch} rows, the cache {len(named)}; make it with batch={batch}, "
@@ -198,7 +198,7 @@ class KVCache:
 
         On pages nothing is copied until one of them writes: both then live on one pool, which `nbytes` of each counts.
         """
-        named = self._rows(rows, distinct=False)
+        named = named_rows(rows, self.batch, distinct=False)
         self._drop_pending()
         twin = copy(self)
         twin.batch = len(named)
@@ -221,34 +221,22 @@ class KVCache:
         On pages nothing is copied until one of them writes. Raises ValueError, with nothing changed, for a row that is
         not empty, and for fewer tokens than `floor(source)`: what comes after them would miss what it can see.
         """
-        named = self._rows(rows)
-        (source,) = self._rows([source])
-        length, floor = self._lengths[source], max(1, self.floor(source))
-        tokens = length if tokens is None else index(tokens)
-        if not floor <= tokens <= length:
-            raise ValueError(
-                f"row {source} holds {length} tokens, of which the first {floor} to {length} can be shared, not "
-                f"{tokens}: fewer would not see all they need; a larger burst keeps more"
-                if length
-                else f"row {source} holds nothing to share"
-            )
-        self._require_empty(named)
-        self._drop_pending()
-        share(self, source, named, tokens)
+        (source,), named = named_rows([source], self.batch), named_rows(rows, self.batch)
+        share(self, source, named, self._lengths[source] if tokens is None else index(tokens))
 
     def save(self, path: str | Path, *, model: nn.Module, rows: Sequence[int] | None = None) -> None:
         """Write what these rows hold, for `load`; None is every row that holds something. See `cache.saved.save`."""
-        named = None if rows is None else self._rows(rows)
+        named = None if rows is None else named_rows(rows, self.batch)
         save(self, Path(path), model, [row for row in named or range(self.batch) if named or self._lengths[row]])
 
     def load(self, path: str | Path, *, model: nn.Module, rows: Sequence[int] | None = None) -> None:
         """Fill these empty rows, the first ones if None, from a file that `save` wrote. See `cache.saved.load`."""
-        named = None if rows is None else self._rows(rows)
+        named = None if rows is None else named_rows(rows, self.batch)
         load(self, Path(path), model, named)
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Row i becomes what row rows[i] was (beam search); a row may be named more than once."""
-        named = self._rows(rows, distinct=False)
+        named = named_rows(rows, self.batch, distinct=False)
         if len(named) != self.batch:
             raise ValueError(f"reorder was given {len(named)} rows for a cache of {self.batch}")
         self._drop_pending()
@@ -262,7 +250,7 @@ class KVCache:
 
     def free(self, rows: Sequence[int] | None = None) -> None:
         """Empty these rows (all, if None named) for other sequences; they find nothing of theirs."""
-        named = self._rows(rows)
+        named = named_rows(rows, self.batch)
         self._drop_pending()
         for store in self._stores.values():
             store.clear(torch.tensor(named, device=self._device))
@@ -310,16 +298,3 @@ class KVCache:
             store.drop()
         for row in named:
             self._settle(row, self._lengths[row])
-
-    def _require_empty(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            if self._lengths[row]:
-                raise ValueError(f"row {row} holds {self._lengths[row]} tokens already: name an empty one, or free it")
-
-    def _rows(self, rows: Sequence[int] | None, *, distinct: bool = True) -> list[int]:
-        named = list(range(self.batch)) if rows is None else [index(row) for row in rows]
-        if not named or any(not 0 <= row < self.batch for row in named):
-            raise ValueError(f"rows {named} must be some of 0 to {self.batch - 1}")
-        if distinct and len(set(named)) != len(named):
-            raise ValueError(f"rows {named} must be distinct")
-        return named

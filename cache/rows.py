@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,9 +64,38 @@ def write_rows(cache: KVCache, contents: Mapping[int, Row]) -> None:
         _write(cache, row, content)
 
 
+def named_rows(rows: Sequence[int] | None, batch: int, *, distinct: bool = True) -> list[int]:
+    """The rows meant, all of a cache's for None. Raises ValueError for none, for some not there or named twice."""
+    named = list(range(batch)) if rows is None else [index(row) for row in rows]
+    if not named or any(not 0 <= row < batch for row in named):
+        raise ValueError(f"rows {named} must be some of 0 to {batch - 1}")
+    if distinct and len(set(named)) != len(named):
+        raise ValueError(f"rows {named} must be distinct")
+    return named
+
+
+def require_empty(cache: KVCache, rows: Sequence[int]) -> None:
+    """Refuse rows that hold something."""
+    for row in rows:
+        if cache._lengths[row]:
+            raise ValueError(f"row {row} holds {cache._lengths[row]} tokens already: name an empty one, or free it")
+
+
 def share(cache: KVCache, source: int, rows: Sequence[int], length: int) -> None:
-    """Empty rows become the first `length` tokens of row `source`: on the same pages, elsewhere by copy."""
-    layouts = cache._layouts
+    """Empty rows become the first `length` tokens of row `source`: on the same pages, elsewhere by copy.
+
+    Raises ValueError, with nothing changed, for rows that are not empty and a length that cannot be gone on from.
+    """
+    layouts, held, floor = cache._layouts, cache._lengths[source], max(1, cache.floor(source))
+    if not held:
+        raise ValueError(f"row {source} holds nothing to share")
+    if not floor <= length <= held:
+        raise ValueError(
+            f"row {source} holds {held} tokens, of which the first {floor} to {held} can be shared, not {length}: "
+            "fewer would not see all they need; a larger burst keeps more"
+        )
+    require_empty(cache, rows)
+    cache._drop_pending()
     content = read_row(
         cache, source, length, {kind: layout.first(source) for kind, layout in layouts.items() if not layout.pooled}
     )

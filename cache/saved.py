@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .layouts import held_positions, limited, span
-from .rows import Row, read_row, write_rows
+from .rows import Row, read_row, require_empty, write_rows
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
@@ -116,7 +116,7 @@ def load(cache: KVCache, path: Path, model: nn.Module, rows: Sequence[int] | Non
             f"{path} holds rows of up to {max(about.lengths)} tokens, beyond the cache's capacity of {cache.capacity}: "
             "make the KVCache with a larger capacity"
         )
-    cache._require_empty(rows)
+    require_empty(cache, rows)
     contents = {row: _row(cache, path, about, at, tensors) for at, row in enumerate(rows)}
     cache._drop_pending()
     write_rows(cache, contents)
@@ -150,10 +150,12 @@ def _opened(path: Path) -> tuple[Saved, dict[str, Tensor]]:
     text = metadata.get("cache", "")
     if metadata.get("digest") != _file_digest(text, tensors):
         raise ValueError(f"{path} is corrupted: what it holds is not what was saved; save it again")
-    version = json.loads(text)["version"]
-    if version != VERSION:
-        raise ValueError(f"{path} has version {version} of the format, and this is read here: {VERSION}")
-    return Saved(**json.loads(text)), tensors
+    said = json.loads(text)
+    if said.get("version") != VERSION:
+        raise ValueError(f"{path} has version {said.get('version')} of the format, and this is read here: {VERSION}")
+    if said.keys() != {field.name for field in fields(Saved)}:
+        raise ValueError(f"{path} is corrupted: its metadata says {', '.join(said)}")
+    return Saved(**said), tensors
 
 
 def _require_same(cache: KVCache, path: Path, about: Saved, model: nn.Module) -> None:
@@ -205,6 +207,10 @@ def _facts(value: Any) -> Any:
         return {type(value).__name__: {name: _facts(item) for name, item in given.items()}}
     if isinstance(value, list | tuple):
         return [_facts(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): _facts(item) for name, item in value.items()}
+    if hasattr(value, "__dict__"):
+        return {type(value).__name__: _facts(vars(value))}
     return value if isinstance(value, str | int | float | bool | None) else repr(value)
 
 
