@@ -268,7 +268,7 @@ def test_what_the_decoder_does_not_compute_is_refused_by_name(fields: dict[str, 
         ({**SIZES, "model_type": "qwen2", "layer_types": [FULL, SLIDING]}, "layer_types names 2 layers"),
         (
             {**SIZES, "model_type": "qwen3", "layer_types": [FULL, FULL, SLIDING]},
-            "config: layer 2 is 'sliding_attention', but use_",
+            "config: layer 2 is 'sliding_attention', but its window is null",
         ),
         ({**SIZES, "model_type": "qwen2", "per_layer_config": {"1": {"num_key_value_heads": 3}}}, "per_layer_config"),
         (
