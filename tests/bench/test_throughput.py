@@ -229,7 +229,7 @@ def test_cores_that_others_used_make_a_run_unquiet():
 def test_contexts_are_columns_of_a_second_table():
     table = report(contexts=(5, 9)).tables[1]
     assert [column.heading for column in table.columns] == ["by", "at 5", "at 9"]
-    assert table.title == "Decode tokens/s, subject tiny, variant gqa, dtype float32, batch 2"
+    assert table.title == "Decode tokens/s, subject tiny, variant gqa, store full, codec plain, dtype float32, batch 2"
     assert len(table.rows) == 1
 
 
