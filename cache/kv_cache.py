@@ -17,6 +17,8 @@ from attn_variants.transient import Placement, Shared, owners, place
 from .accounting import require_storable, residual_slots
 from .layouts import kind_of, layout_named, planned
 from .occupancy import CacheBytes, occupancy
+from .paged import Paged
+from .pages import Pages
 from .quantize import codec_named
 from .residual import Residual
 from .rows import named_rows, share
@@ -126,6 +128,11 @@ class KVCache:
     def _layers(self) -> list[LayerCache]:
         """One cache per layer; those that share another's own none."""
         return [self._stores.get(layer) or Shared(spec) for layer, spec in enumerate(self.specs)]
+
+    @property
+    def pools(self) -> list[Pages]:
+        """The pages of each kind of layer, where they lie on pages."""
+        return [layout.pool for layout in self._layouts.values() if isinstance(layout, Paged)]
 
     @property
     def together(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import random
 from collections.abc import Iterable, Sequence
 
 from attn_variants.contract import LARGEST_SIZE, require_size
@@ -22,7 +23,10 @@ class Pages:
     def __init__(self, total: int) -> None:
         require_size("pages", total, most=LARGEST_SIZE)
         self.total = total
+        self._in_order = list(range(total + 1))
+        self._rank = list(range(total + 1))
         self._free = list(range(1, total + 1))
+        """Ranks of the free pages, a heap."""
         self._holders = [0] * (total + 1)
 
     @property
@@ -45,7 +49,7 @@ class Pages:
     def take(self) -> int:
         """A free page, now held once."""
         self.require(1)
-        page = heapq.heappop(self._free)
+        page = self._in_order[heapq.heappop(self._free)]
         self._holders[page] = 1
         return page
 
@@ -64,7 +68,17 @@ class Pages:
             assert self._holders[page], f"page {page} is free already"
             self._holders[page] -= 1
             if not self._holders[page]:
-                heapq.heappush(self._free, page)
+                heapq.heappush(self._free, self._rank[page])
+
+    def shuffle(self, seed: int) -> None:
+        """Hand pages out in a random order from now on, as a pool does that was long in use: for measurements."""
+        free = [self._in_order[rank] for rank in self._free]
+        pages = list(range(1, self.total + 1))
+        random.Random(seed).shuffle(pages)
+        self._in_order = [0, *pages]
+        for rank, page in enumerate(self._in_order):
+            self._rank[page] = rank
+        self._free = sorted(self._rank[page] for page in free)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert that these tables, all there are, hold each page as often as is counted, and no free one."""
@@ -73,5 +87,5 @@ class Pages:
             for page in table:
                 held[page] += bool(page)
         assert held == self._holders, "pages are held by other tables than those given"
-        free = sorted(self._free)
+        free = sorted(self._in_order[rank] for rank in self._free)
         assert free == [page for page in range(1, self.total + 1) if not held[page]], "the free list is wrong"
