@@ -35,7 +35,7 @@ DRAWS = 4
 """How often keys and values are moved at random to learn what a codec may bring."""
 RING = Sight(window=7)
 """What a ring is checked at where no limits are given: without any it is a full store."""
-ALSO = (("ring", "plain"), ("paged:16", "plain"), ("full", "int8"), ("ring", "fp8"), ("paged:16", "int4"))
+ALSO = (("ring", "plain"), ("paged:16", "plain"), ("paged:16", "int8"))
 """Pairs of store and codec that parity shows of itself, in the first dtype and by the backend that reads them all."""
 
 CELL = ("variant", "store", "codec", "sees", "backend", "dtype")

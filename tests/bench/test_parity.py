@@ -163,6 +163,15 @@ def test_where_no_token_sees_another_there_is_no_control(sight):
     assert report.tables[0].rows[0]["control"] is None
 
 
+def test_without_flags_some_pairs_of_other_stores_and_codecs_are_shown_too(capsys):
+    small = ["--layers", "1", "--hidden-size", "32", "--vocab-size", "50", "--intermediate-size", "44"]
+    asked = ["parity", "--variant", "mqa", "--dtype", "float32", "--format", "json", *small]
+    for flags, pairs in [([], {("full", "plain"), *parity.ALSO}), (["--store", "full"], {("full", "plain")})]:
+        assert main([*asked, *flags]) == 0
+        rows = json.loads(capsys.readouterr().out)["rows"]
+        assert {(row["store"], row["codec"]) for row in rows} == pairs
+
+
 def test_limits_of_a_variant_without_them_are_refused_by_name(monkeypatch, capsys):
     monkeypatch.setattr(case, "has_limits", lambda variant: False)
     assert main(["parity", "--variant", "gqa", "--window", "4"]) == 2
