@@ -209,6 +209,8 @@ class Plan:
     start:   host fact: the slot of the first new token where every row writes T neighbouring slots from it, else None.
     blocks, offsets, source: (N,) the row and slot each token is written to, and which of the B * T tokens is written.
     table:   the pages that hold the slots read, for memory in pages; else None.
+    sealed:  host fact: in every row, slots before this one hold tokens as they are coded; None: all slots do.
+    seals:   tokens to code at once, as (row of the step, row of the cache, first position, past the last).
     """
 
     kv_positions: Tensor | None
@@ -222,6 +224,8 @@ class Plan:
     source: Tensor | None = None
     table: Table | None = None
     deferred: bool = False
+    sealed: int | None = None
+    seals: tuple[tuple[int, int, int, int], ...] = ()
 
 
 @dataclass(eq=False)
@@ -249,6 +253,7 @@ class Step:
     padded:    host fact: some positions are padding; attention zeroes its output there.
     plans:     one `Plan` per kind of layer.          tables: the rotary cos and sin per `RopeConfig`.
     views:     what the layers' `append` returned so far, by layer, for layers that share; they die with the step.
+    sealed:    (B,) the position from which on tokens wait in a residual instead of their slots; None: none do.
     owner:     the memory whose rows the step stands on; None where there is none.
     """
 
@@ -261,6 +266,7 @@ class Step:
     plans: dict[Any, Plan] = field(default_factory=dict)
     tables: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict)
     views: dict[int, View] = field(default_factory=dict)
+    sealed: Tensor | None = None
     owner: object = None
 
 

@@ -78,7 +78,19 @@ def fitting(subject: Subject, question: Question, asked: dict[str, Any], measure
         "max_batch_by_context": {str(context): batches(context) for context in CONTEXTS},
     }
     one = cache.bytes(context=question.context, batch=1, **asked)
-    return row | {"fitting": list(_sum(question, weights, share, left, one, row["max_batch"]))}
+    lines = [*_counted(subject, question, weights), *_sum(question, weights, share, left, one, row["max_batch"])]
+    return row | {"fitting": lines}
+
+
+def _counted(subject: Subject, question: Question, weights: int | None) -> Iterator[str]:
+    """What counted weights are made of: a checkpoint in fewer bits than the model's dtype is smaller."""
+    if question.weights == "auto" and weights is not None:
+        dtype = subject.cache.dtype
+        numbers = weights // dtype_bytes(dtype)
+        yield (
+            f"weights: {numbers:,} numbers x {dtype_bytes(dtype)} B ({dtype}) = {weights:,}; "
+            "of a quantised checkpoint give --weights BYTES"
+        )
 
 
 def _sum(question: Question, weights: int | None, share: int | None, left: int, one: int, most: Any) -> Iterator[str]:

@@ -37,7 +37,7 @@ class Common:
 
 
 STORE = "Where tokens live: full, ring (windows only hold what they see), paged:PAGE."
-CODEC = "How numbers are stored: plain, int8, int4 (each :GROUP, :sym, :asym), fp8, fp8-mla."
+CODEC = "How numbers are stored: plain, int8, int4 (each :GROUP, :sym, :asym), int8-kivi, int4-kivi, fp8, fp8-mla."
 
 
 @dataclass(frozen=True)

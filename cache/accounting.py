@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_variants.architectures.strided import StridedSpec, kept_entries
-from attn_variants.contract import CacheSpec, Entry, State, require_size
+from attn_variants.contract import CacheSpec, Entry, Record, State, require_size
 from attn_variants.dtypes import dtype_bytes, float_dtype
 
 from .formats import Format, format_named
-from .layouts import layout_named
+from .layouts import Layout, layout_named
+from .number_codes import Part
 from .parallel import WHOLE, Split
 from .quantize import codec_named
 
@@ -47,15 +48,17 @@ def cache_shapes(
     chosen, name = codec_named(codec), float_dtype(dtype)
     shapes: Shapes = {}
     for index, spec in enumerate(specs):
-        layout = layout_named(store, spec, batch=batch, capacity=capacity, burst=burst, pages=pages)
+        layout = layout_named(
+            store, spec, batch=batch, capacity=capacity, burst=burst, pages=pages, together=chosen.together
+        )
         if spec.shares is not None:
             continue
         for record in spec.records:
-            for part in chosen.parts(record, name):
-                shapes[f"layers.{index}.{record.name}{part.suffix}"] = (
-                    layout.shape(record.heads, part.width),
-                    part.dtype,
-                )
+            for part in chosen.over(layout.together).parts(record, name):
+                shapes[f"layers.{index}.{record.name}{part.suffix}"] = (part_shape(layout, record, part), part.dtype)
+            if waiting := residual_slots(layout.together, burst):
+                shape = (batch, record.heads, waiting, record.width)
+                shapes[f"layers.{index}.{record.name}{RESIDUAL}"] = (shape, record.dtype or name)
         for state in spec.states:
             shapes[f"layers.{index}.{state.name}"] = (state_shape(state, batch, burst), state.dtype or name)
     return shapes
@@ -80,10 +83,10 @@ def used_bytes(
 
 
 def token_bytes(spec: CacheSpec, *, codec: str = "plain", dtype: Any = "bfloat16") -> int:
-    """Bytes of one token in one layer, as a store of this codec holds it."""
+    """Bytes of one token in one layer, as a store of this codec holds it; rounded up where tokens share a scale."""
     chosen, name = codec_named(codec), float_dtype(dtype)
     return sum(
-        record.heads * part.width * dtype_bytes(part.dtype)
+        -(-record.heads * part.width * dtype_bytes(part.dtype) // part.per)
         for record in spec.records
         for part in chosen.parts(record, name)
     )
@@ -92,6 +95,21 @@ def token_bytes(spec: CacheSpec, *, codec: str = "plain", dtype: Any = "bfloat16
 def states_bytes(spec: CacheSpec, *, dtype: Any = "bfloat16") -> int:
     """Bytes of the states of one sequence in one layer, one snapshot of them."""
     return sum(state.numel * dtype_bytes(state.dtype or dtype) for state in spec.states)
+
+
+RESIDUAL = ".residual"
+"""Completes the name of the tensor that holds a record's newest tokens, where some are coded together."""
+
+
+def residual_slots(together: int, burst: int) -> int:
+    """Tokens of a row that may wait: an incomplete run, a burst that may be taken back, and one that is just coming."""
+    return together + 2 * burst - 1 if together > 1 else 0
+
+
+def part_shape(layout: Layout, record: Record, part: Part) -> tuple[int, ...]:
+    """Of one stored tensor: the layout's, with a row per slot, or per as many slots as share one."""
+    *rows, slots, width = layout.shape(record.heads, part.width)
+    return (*rows, slots // part.per, width)
 
 
 def state_shape(state: State, batch: int, burst: int) -> tuple[int, ...]:

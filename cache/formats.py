@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from attn_variants.contract import Entry
 from attn_variants.dtypes import DTYPE_BYTES, FLOATS, SHORT, dtype_bytes
 
-from .spelling import ROPE_KEY, Takes, spelled
+from .spelling import ROPE_KEY, TOGETHER, VALUE, Takes, spelled
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,22 @@ class LatentRecord(Format):
         )
 
 
+@dataclass(frozen=True)
+class PerChannelFormat(Format):
+    """Keys with the overhead per channel and `together` tokens, values with it per token and head (KIVI).
+
+    Tokens that wait to be coded together are counted as coded; what they wait in is the store's (policy `allocated`).
+    """
+
+    together: int = TOGETHER
+
+    def tokens_bytes(self, entry: Entry, tokens: int) -> int:
+        """As above; an incomplete run has its scales too."""
+        if entry.dtype is not None or entry.name in (VALUE, ROPE_KEY):
+            return super().tokens_bytes(entry, tokens)
+        return tokens * -(-entry.dim * self.bits // 8) + -(-tokens // self.together) * entry.dim * self.overhead
+
+
 FP32_SCALE, SCALE, SCALE_AND_ZERO = 4, 2, 4
 
 FORMATS: dict[str, Format] = {
@@ -86,6 +102,16 @@ FORMATS: dict[str, Format] = {
         rope=False,
         meaning="a 16-bit scale and zero per group, by default per token and head",
     ),
+    **{
+        f"int{bits}-kivi": PerChannelFormat(
+            f"int{bits}-kivi",
+            bits,
+            SCALE_AND_ZERO,
+            rope=False,
+            meaning=f"keys with a 16-bit scale and zero per channel and {TOGETHER} tokens, values per token and head",
+        )
+        for bits in (8, 4)
+    },
     **{
         name: Format(name, bits, overhead, 32, meaning="llama.cpp's blocks of 32")
         for name, bits, overhead in (
@@ -105,6 +131,8 @@ TAKES = {
     **dict.fromkeys(FORMATS, Takes()),
     "int8": Takes(_GROUPED, _WORDS, sign="sym"),
     "int4": Takes(_GROUPED, _WORDS, sign="asym"),
+    "int8-kivi": Takes(("group",)),
+    "int4-kivi": Takes(("group",)),
     "fp8-token-head": Takes(words=("rope",)),
 }
 """What may follow each name. As in a codec's, `sym` is a scale alone, `asym` a scale and a zero."""
@@ -129,6 +157,8 @@ def format_named(name: object) -> Format:
     said = spelled("kv_dtype", ":".join([SPELLINGS.get(base, base), *rest]), TAKES, others=FLOATS)
     found = FORMATS[said.base]
     group, residual, *_ = (*said.sizes, None, None)
+    if isinstance(found, PerChannelFormat):
+        return replace(found, name=said.name, together=group or found.together)
     return replace(
         found,
         name=said.name,

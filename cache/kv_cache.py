@@ -14,12 +14,14 @@ from attn_variants.contract import CacheSpec, LayerCache, Step, require_size
 from attn_variants.dtypes import float_dtype
 from attn_variants.transient import Placement, Shared, owners, place
 
-from .accounting import require_storable
+from .accounting import require_storable, residual_slots
 from .layouts import kind_of, layout_named, planned
 from .occupancy import CacheBytes, occupancy
 from .quantize import codec_named
+from .residual import Residual
 from .rows import named_rows, share
 from .saved import load, save
+from .sealing import Sealing
 from .states import StateStore
 from .store import Store
 
@@ -68,10 +70,21 @@ class KVCache:
         self.static = static
         self.pages = pages
         self._kinds = {kind_of(spec): spec for spec in self.specs}
+        together = codec_named(codec).together
         self._layouts = {
-            kind: layout_named(store, spec, batch=batch, capacity=capacity, burst=burst, static=static, pages=pages)
+            kind: layout_named(
+                store,
+                spec,
+                batch=batch,
+                capacity=capacity,
+                burst=burst,
+                static=static,
+                pages=pages,
+                together=together,
+            )
             for kind, spec in self._kinds.items()
         }
+        self._sealing = Sealing(max(layout.together for layout in self._layouts.values()), burst)
         self._owner = object()
         shared = owners(self.specs)
         # Made under inference mode the memory could be written to in no other.
@@ -89,11 +102,20 @@ class KVCache:
 
     def _store(self, layer: int, spec: CacheSpec, device: torch.device | str | None, shared: set[int]) -> Store:
         states = StateStore(spec.states, batch=self.batch, burst=self.burst, dtype=self.dtype, device=device)
+        layout = self._layouts[kind_of(spec)]
+        residual = Residual(
+            spec.records,
+            batch=self.batch,
+            slots=residual_slots(layout.together, self.burst),
+            dtype=self.dtype,
+            device=device,
+        )
         return Store(
             spec,
-            self._layouts[kind_of(spec)],
-            codec_named(self.codec),
+            layout,
+            codec_named(self.codec).over(layout.together),
             states,
+            residual,
             kind=kind_of(spec),
             owner=self._owner,
             dtype=self.dtype,
@@ -104,6 +126,11 @@ class KVCache:
     def _layers(self) -> list[LayerCache]:
         """One cache per layer; those that share another's own none."""
         return [self._stores.get(layer) or Shared(spec) for layer, spec in enumerate(self.specs)]
+
+    @property
+    def together(self) -> int:
+        """Tokens that are coded together: what the codec wants, or what divides a page."""
+        return self._sealing.together
 
     @property
     def lengths(self) -> Tensor:
@@ -138,6 +165,7 @@ class KVCache:
                     f"capacity of {self.capacity}: make the KVCache with a larger capacity, or give fewer tokens"
                 )
         self._drop_pending()
+        self._sealing.check(named, placement)
         for layout in self._layouts.values():
             layout.check(named, placement)
         step = Step(
@@ -157,6 +185,7 @@ class KVCache:
                     if store.kind == kind:
                         store.move(moves)
             step.plans[kind] = planned(layout, step, named, placement, self._kinds[kind])
+        self._sealing.mark(step, self._layouts, named, placement, self._high)
         return step
 
     def advance(self, step: Step) -> None:
@@ -168,7 +197,14 @@ class KVCache:
         for store in self._stores.values():
             store.commit()
         for row, end in zip(named, placement.ends, strict=True):
+            if not placement.cold:
+                self._seal(row, end)
             self._settle(row, end)
+
+    def _seal(self, row: int, length: int) -> None:
+        start, stop = self._sealing.sealed(self._high[row]), self._sealing.sealed(max(self._high[row], length))
+        for store in self._stores.values() if start < stop else ():
+            store.seal(row, start, stop)
 
     def rewind(self, tokens: int | Sequence[int]) -> None:
         """Forget the last `tokens` of every row, or that many of each. Raises ValueError, with nothing changed."""
@@ -191,7 +227,7 @@ class KVCache:
         floors = [layout.floor(row, self._lengths[row]) for layout in self._layouts.values()]
         if any(spec.states for spec in self.specs):
             floors.append(max(0, self._high[row] - self.burst + 1))
-        return max(floors)
+        return max(*floors, self._sealing.sealed(self._high[row]))
 
     def fork(self, rows: Sequence[int]) -> KVCache:
         """A new cache whose row i is as row rows[i]; a row may be named more than once.

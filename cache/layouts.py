@@ -31,6 +31,9 @@ class Layout(Protocol):
     """Position to slot, for all layers of one kind. Rows are those of the cache, lengths the tokens they hold."""
 
     spec: CacheSpec
+    together: int
+    """Neighbouring tokens, counted from position 0, whose slots are neighbours too: they can be coded together."""
+
     pooled: bool
     """Whether all rows share one pool of slots: a stored tensor is then (heads, slots, width)."""
 
@@ -64,6 +67,10 @@ class Layout(Protocol):
 
     def first(self, row: int) -> int:
         """The oldest position, sinks aside, from which on this row's memory holds all of its tokens."""
+        ...
+
+    def kept(self, length: int) -> tuple[int, int]:
+        """Of an empty row that grows to this length in one step, positions below the one and from the other on stay."""
         ...
 
     def admit(self, row: int, length: int, first: int, device: torch.device) -> Moves:
@@ -106,6 +113,7 @@ class Full:
     batch: int
     capacity: int
     static: bool = False
+    together: int = 1
     pooled: bool = field(default=False, init=False)
     _slots: torch.Tensor | None = field(default=None, init=False, repr=False)
     _given: list[int] = field(default_factory=list, init=False, repr=False)
@@ -116,7 +124,7 @@ class Full:
 
     def shape(self, heads: int, width: int) -> tuple[int, ...]:
         """Of one stored tensor: (batch, heads, capacity, width)."""
-        return (self.batch, heads, self.capacity, width)
+        return (self.batch, heads, up_to(self.capacity, self.together), width)
 
     def check(self, rows: Sequence[int], placement: Placement) -> None:
         """Whatever the capacity takes fits."""
@@ -138,6 +146,10 @@ class Full:
         """The first that it was given."""
         return self._given[row]
 
+    def kept(self, length: int) -> tuple[int, int]:
+        """All of them."""
+        return 0, 0
+
     def admit(self, row: int, length: int, first: int, device: torch.device) -> Moves:
         """Every row has its slots from the start."""
         self._given[row] = first
@@ -153,7 +165,7 @@ class Full:
 
     def fork(self, rows: Sequence[int]) -> Self:
         """The same for other rows."""
-        twin = type(self)(self.spec, len(rows), self.capacity, self.static)
+        twin = type(self)(self.spec, len(rows), self.capacity, self.static, self.together)
         twin.take(self, rows)
         return twin
 
@@ -180,7 +192,7 @@ class Full:
         batch, tokens = step.positions.shape
         longest = max(placement.ends)
         single = placement.even and tokens == 1 and not self.static
-        plan.first = _first_in_window(self.spec, longest) if single else 0
+        plan.first = _first_in_window(self.spec, longest) if single and self.together == 1 else 0
         plan.limit = self.capacity if self.static else longest - plan.first
         # A slot's position is its index, written or not: what is not written yet lies in the future, and hides itself.
         positions = self._positions(step.positions.device)[plan.first : plan.first + plan.limit]
@@ -210,6 +222,7 @@ class Ring:
     capacity: int
     burst: int = 1
     static: bool = False
+    together: int = 1
     pooled: bool = field(default=False, init=False)
     _held: torch.Tensor | None = field(default=None, init=False, repr=False)
     _high: list[int] = field(default_factory=list, init=False, repr=False)
@@ -221,7 +234,13 @@ class Ring:
     @property
     def size(self) -> int:
         """Slots of a row."""
-        return min(self.capacity, self.spec.sinks + span(self.spec) + self.burst - 1)
+        around = up_to(span(self.spec) + self.burst - 1, self.together)
+        return min(up_to(self.capacity, self.together), self._front + around)
+
+    @property
+    def _front(self) -> int:
+        """Slots that stay: the sinks'."""
+        return min(up_to(self.spec.sinks, self.together), up_to(self.capacity, self.together))
 
     def shape(self, heads: int, width: int) -> tuple[int, ...]:
         """Of one stored tensor: (batch, heads, size, width)."""
@@ -252,7 +271,11 @@ class Ring:
     def first(self, row: int) -> int:
         """The oldest that was not overwritten, or the first that it was given."""
         overwritten = self._high[row] > self.size
-        return max(self._given[row], self._high[row] - (self.size - self.spec.sinks) if overwritten else 0)
+        return max(self._given[row], self._high[row] - (self.size - self._front) if overwritten else 0)
+
+    def kept(self, length: int) -> tuple[int, int]:
+        """The sinks, and as many of the newest as there are slots for."""
+        return (self._front, length - (self.size - self._front)) if length > self.size else (0, 0)
 
     def admit(self, row: int, length: int, first: int, device: torch.device) -> Moves:
         """Every row has its slots from the start; say which positions are in them."""
@@ -263,7 +286,7 @@ class Ring:
 
     def slots(self, row: int, positions: torch.Tensor) -> torch.Tensor:
         """The positions themselves up to the sinks' end, and around behind them."""
-        sinks, around = self.spec.sinks, self.size - self.spec.sinks
+        sinks, around = self._front, self.size - self._front
         return positions.where(positions < sinks, sinks + (positions - sinks) % max(around, 1))
 
     def take(self, other: Self, rows: Sequence[int]) -> None:
@@ -274,7 +297,7 @@ class Ring:
 
     def fork(self, rows: Sequence[int]) -> Self:
         """A ring of the same size for other rows."""
-        twin = type(self)(self.spec, len(rows), self.capacity, self.burst, self.static)
+        twin = type(self)(self.spec, len(rows), self.capacity, self.burst, self.static, self.together)
         twin.take(self, rows)
         return twin
 
@@ -315,7 +338,7 @@ class Ring:
 
     def _run(self, start: int, tokens: int) -> int | None:
         """The first of the neighbouring slots that so many tokens from `start` on are written to, if they are such."""
-        sinks, around = self.spec.sinks, self.size - self.spec.sinks
+        sinks, around = self._front, self.size - self._front
         if start + tokens <= self.size:
             return start
         if start < sinks:
@@ -324,7 +347,7 @@ class Ring:
         return first if first + tokens <= self.size else None
 
     def _scattered(self, step: Step, placement: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        sinks, around = self.spec.sinks, self.size - self.spec.sinks
+        sinks, around = self._front, self.size - self._front
         positions = step.positions
         stays = (positions >= step.lengths[:, None] - around) | (positions < sinks)
         blocks, positions, source = scattered(step, placement, stays)
@@ -366,6 +389,11 @@ def held_positions(spec: CacheSpec, length: int, first: int) -> torch.Tensor:
     import torch
 
     return torch.cat([torch.arange(min(spec.sinks, first)), torch.arange(first, length)])
+
+
+def up_to(size: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-size // multiple) * multiple
 
 
 def limited(spec: CacheSpec) -> bool:
@@ -443,11 +471,13 @@ def layout_named(
     burst: int = 1,
     static: bool = False,
     pages: int | None = None,
+    together: int = 1,
 ) -> Layout:
     """The layout called `name` for layers of this kind; unknown names and sizes below 1 are refused.
 
     `ring` is a ring where tokens pass out of sight, and full elsewhere. `paged:16` has pages of 16 tokens, of which the
-    pool holds `pages` for each kind; None is as many as all rows can need.
+    pool holds `pages` for each kind; None is as many as all rows can need. together: tokens that a codec wants side by
+    side; pages take what divides them.
     """
     require_size("batch", batch, most=LARGEST_SIZE)
     require_size("capacity", capacity, most=LARGEST_SIZE)
@@ -460,9 +490,17 @@ def layout_named(
 
         if static:
             raise ValueError(f"store {name!r} has no fixed shapes (static=True); give full or ring")
-        return Paged.of(spec, batch=batch, capacity=capacity, page=page_size(name, size), burst=burst, pages=pages)
+        return Paged.of(
+            spec,
+            batch=batch,
+            capacity=capacity,
+            page=page_size(name, size),
+            burst=burst,
+            pages=pages,
+            together=together,
+        )
     if name == "full" or (name == "ring" and not limited(spec)):
-        return Full(spec, batch, capacity, static)
+        return Full(spec, batch, capacity, static, together)
     if name == "ring":
-        return Ring(spec, batch, capacity, burst, static)
+        return Ring(spec, batch, capacity, burst, static, together)
     raise ValueError(unknown("store", name, STORES))

@@ -18,11 +18,15 @@ CODES, SCALE, MIDDLE = "", ".scale", ".middle"
 
 @dataclass(frozen=True)
 class Part:
-    """One stored tensor of a record: `width` numbers of `dtype` per head and token; `suffix` completes its name."""
+    """One stored tensor of a record: `width` numbers of `dtype` per head and `per` tokens.
+
+    suffix completes its name.
+    """
 
     suffix: str
     width: int
     dtype: str
+    per: int = 1
 
 
 class NumberCode(Protocol):

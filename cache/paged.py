@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import gcd
 from typing import TYPE_CHECKING, Self
 
 from attn_variants.contract import CacheSpec, Plan, Step, Table, require_size
@@ -42,6 +43,7 @@ class Paged:
     page: int
     burst: int
     pool: Pages
+    together: int = 1
     pooled: bool = field(default=True, init=False)
     tables: list[list[int]] = field(default_factory=list, init=False)
     """Per row, the page of every run of `page` positions; 0 where it is out of sight."""
@@ -59,12 +61,14 @@ class Paged:
         weakref.finalize(self, _release_all, self.pool, self.tables)
 
     @classmethod
-    def of(cls, spec: CacheSpec, *, batch: int, capacity: int, page: int, burst: int, pages: int | None) -> Self:
+    def of(
+        cls, spec: CacheSpec, *, batch: int, capacity: int, page: int, burst: int, pages: int | None, together: int = 1
+    ) -> Self:
         """With a pool of its own: `pages` of them, or as many as all rows can need at once."""
         if pages is None:
             pages = batch * most_pages(spec, capacity, page, burst)
         require_size("pages", pages)
-        return cls(spec, batch, capacity, page, burst, Pages(pages))
+        return cls(spec, batch, capacity, page, burst, Pages(pages), page if page < together else gcd(page, together))
 
     def shape(self, heads: int, width: int) -> tuple[int, ...]:
         """Of one stored tensor: (heads, slots of the pool, width), page 0 included."""
@@ -127,6 +131,10 @@ class Paged:
         sighted = self._sighted[row]
         return max(self._given[row], sighted * self.page if sighted > self._sink_pages else 0)
 
+    def kept(self, length: int) -> tuple[int, int]:
+        """Those on the pages of the sinks and of what will be in sight."""
+        return self._sink_pages * self.page, self._first_in_sight(length) * self.page
+
     def admit(self, row: int, length: int, first: int, device: torch.device) -> Moves:
         """Take the pages of what will be in sight, zeroed."""
         table = self.tables[row]
@@ -159,7 +167,7 @@ class Paged:
 
     def fork(self, rows: Sequence[int]) -> Self:
         """Other tables on the same pool."""
-        twin = type(self)(self.spec, len(rows), self.capacity, self.page, self.burst, self.pool)
+        twin = type(self)(self.spec, len(rows), self.capacity, self.page, self.burst, self.pool, self.together)
         twin.take(self, rows)
         return twin
 
@@ -201,7 +209,8 @@ class Paged:
         read = [self._read(*row) for row in zip(rows, placement.starts, placement.ends, strict=True)]
         pages = [[self.tables[row][index] for index in indices] for row, indices in zip(rows, read, strict=True)]
         plan.table = Table(_padded(pages, 0, device), self.page, tuple(tuple(_runs(held)) for held in pages))
-        if placement.even and step.positions.shape[1] == 1 and sees_all(self.spec, length):
+        single = placement.even and step.positions.shape[1] == 1 and self.together == 1
+        if single and sees_all(self.spec, length):
             # The page that is written to is read last, so that slots past the newest token are not read at all.
             plan.limit = length
             return True

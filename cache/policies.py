@@ -13,16 +13,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attn_variants.architectures import Architecture
 from attn_variants.architectures.strided import StridedSpec, kept_entries, strided_entries
 from attn_variants.contract import CacheSpec
 from attn_variants.names import unknown
 
-from .accounting import Kept, layer_bytes, require_storable
+from .accounting import Kept, layer_bytes, require_storable, residual_slots
 from .budgets import Fall
-from .formats import Format
+from .formats import Format, PerChannelFormat
 from .layouts import layout_named
 from .parallel import Split
 from .quantize import CODECS, codec_named, format_of
@@ -151,7 +151,9 @@ def pricing(found: Architecture, policy: str, store: str | None, form: Format, s
     """How a policy prices an architecture; names and splits that do not work out are refused."""
     if policy not in POLICIES:
         raise ValueError(unknown("policy", policy, [*POLICIES, "vllm"]))
-    pooled = _pooled(store) if policy == "allocated" else None
+    if policy == "allocated" and isinstance(form, PerChannelFormat):
+        form = replace(form, together=_together(store, form.together))
+    pooled = _pooled(store, _tokens(form)) if policy == "allocated" else None
     return Pricing(_stages(found, split), POLICIES[policy](found, store, form), form, split, found.bytes_once, pooled)
 
 
@@ -167,27 +169,44 @@ def _allocated(found: Architecture, store: str | None, form: Format) -> Count:
     for record in {record for spec in found.layers if spec.shares is None for record in spec.records}:
         # A format may price what the codec of that name refuses to store.
         codec.parts(record, form.model)
-    _slots(store, CacheSpec(), 1)
+    together = _tokens(form)
+    waiting = residual_slots(together, burst=1)
+    _slots(store, CacheSpec(), 1, together)
 
     def kept(spec: CacheSpec, context: int) -> Kept:
-        return tuple((entry, _slots(store, spec, context)[0]) for entry in spec.entries)
+        slots = _slots(store, spec, context, together)[0]
+        coded = tuple((entry, slots) for entry in spec.entries)
+        if not waiting or not context:
+            return coded
+        return (*coded, *((replace(entry, dtype=entry.dtype or form.model), waiting) for entry in spec.entries))
 
     return kept
 
 
-def _pooled(store: str | None) -> Count:
+def _pooled(store: str | None, together: int) -> Count:
     def kept(spec: CacheSpec, context: int) -> Kept:
-        return tuple((entry, _slots(store, spec, context)[1]) for entry in spec.entries)
+        return tuple((entry, _slots(store, spec, context, together)[1]) for entry in spec.entries)
 
     return kept
 
 
-def _slots(store: str | None, spec: CacheSpec, context: int) -> tuple[int, int]:
+def _tokens(form: Format) -> int:
+    """Tokens that are coded together."""
+    return form.together if isinstance(form, PerChannelFormat) else 1
+
+
+def _together(store: str | None, tokens: int) -> int:
+    """As many of them as a store has side by side."""
+    return layout_named(store or "full", CacheSpec(), batch=1, capacity=1, together=tokens).together
+
+
+def _slots(store: str | None, spec: CacheSpec, context: int, together: int) -> tuple[int, int]:
     """Slots that a sequence adds to our store, and slots that it has in any case."""
     if not context:
         return 0, 0
     one, two = (
-        math.prod(layout_named(store or "full", spec, batch=batch, capacity=context).shape(1, 1)) for batch in (1, 2)
+        math.prod(layout_named(store or "full", spec, batch=batch, capacity=context, together=together).shape(1, 1))
+        for batch in (1, 2)
     )
     return two - one, 2 * one - two
 

@@ -3,6 +3,7 @@
     plain                        the numbers as they are
     int8[:GROUP][:asym][:rope]   a byte per number and a 16-bit scale per group; asym: a 16-bit middle too
     int4[:GROUP][:sym][:rope]    half a byte per number, a 16-bit scale and middle per group; sym: the scale alone
+    int8-kivi[:GROUP], int4-kivi[:GROUP]   keys with a scale and middle per channel and GROUP tokens (`per_channel.py`)
     fp8[:rope]                   float8_e4m3fn and a float32 scale per token and head
     fp8-mla                      MLA's latent in fp8 with a float32 scale per 128, its rope key in bfloat16
 
@@ -26,7 +27,7 @@ from attn_variants.contract import Entry, Record, require_size
 from attn_variants.dtypes import float_dtype
 
 from .number_codes import Float8, Integers, NumberCode, Part
-from .spelling import ROPE_KEY, Spelled, Takes, spelled
+from .spelling import ROPE_KEY, TOGETHER, Spelled, Takes, spelled
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +45,15 @@ class Codec(Protocol):
     @property
     def aliases(self) -> bool:
         """Whether `decode` gives the stored memory itself, without a copy."""
+        ...
+
+    @property
+    def together(self) -> int:
+        """How many neighbouring tokens are coded together; their newest wait in a residual until they are complete."""
+        ...
+
+    def over(self, tokens: int) -> Codec:
+        """The same for so many tokens coded together, where a layout needs it."""
         ...
 
     def parts(self, record: Record, dtype: str) -> tuple[Part, ...]:
@@ -69,6 +79,11 @@ class Plain:
 
     name: str = "plain"
     aliases: bool = True
+    together: int = 1
+
+    def over(self, tokens: int) -> Codec:
+        """Itself: every token stands alone."""
+        return self
 
     def parts(self, record: Record, dtype: str) -> tuple[Part, ...]:
         """One tensor, of the whole row."""
@@ -106,10 +121,15 @@ class ByEntry:
     kept: str | None = None
     holds: tuple[str, ...] = ()
     aliases: bool = False
+    together: int = 1
 
     def __post_init__(self) -> None:
         if self.group is not None:
             require_size(f"codec {self.name}: group", self.group)
+
+    def over(self, tokens: int) -> Codec:
+        """Itself: every token stands alone."""
+        return self
 
     def parts(self, record: Record, dtype: str) -> tuple[Part, ...]:
         """The tensors of each entry.
@@ -125,7 +145,7 @@ class ByEntry:
                 f"{' and '.join(names)}; give fp8 or int8"
             )
         found: list[Part] = []
-        for entry, prefix, _ in _entries(record):
+        for entry, prefix, _ in columns_of(record):
             if self._coded(entry):
                 parts = self.code.parts(entry.dim, self._groups(entry))
                 found += [Part(prefix + part.suffix, part.width, part.dtype) for part in parts]
@@ -138,7 +158,7 @@ class ByEntry:
         if record.dtype is not None:
             return PLAIN.encode(record, row)
         stored: dict[str, Tensor] = {}
-        for entry, prefix, columns in _entries(record):
+        for entry, prefix, columns in columns_of(record):
             numbers = row[..., columns]
             if self._coded(entry):
                 made = self.code.encode(numbers, self._groups(entry))
@@ -158,7 +178,7 @@ class ByEntry:
         first = next(iter(stored.values()))
         # Written once, in the dtype wanted, instead of decoded, converted and put side by side.
         row = first.new_empty((*first.shape[:-1], record.width), dtype=dtype)
-        for entry, prefix, columns in _entries(record):
+        for entry, prefix, columns in columns_of(record):
             row[..., columns] = self._decoded(entry, prefix, stored, working(dtype))
         return row
 
@@ -167,7 +187,7 @@ class ByEntry:
         if record.dtype is not None:
             return PLAIN.bound(record, row)
         found = []
-        for entry, _, columns in _entries(record):
+        for entry, _, columns in columns_of(record):
             numbers = row[..., columns]
             if self._coded(entry):
                 found.append(self.code.bound(numbers, self._groups(entry)))
@@ -205,7 +225,7 @@ class ByEntry:
         return entry.dim // self.group
 
 
-def _entries(record: Record) -> Iterator[tuple[Entry, str, slice]]:
+def columns_of(record: Record) -> Iterator[tuple[Entry, str, slice]]:
     """Each entry with the front of its tensors' suffixes and its columns of the row."""
     single = len(record.entries) == 1
     for entry in record.entries:
@@ -228,12 +248,23 @@ def _fp8_mla(said: Spelled) -> Codec:
     return ByEntry(said.name, Float8(), group=128, kept="bfloat16", holds=("latent", ROPE_KEY))
 
 
+def _kivi(bits: int) -> Callable[[Spelled], Codec]:
+    def made(said: Spelled) -> Codec:
+        from .per_channel import PerChannel
+
+        return PerChannel(said.name, Integers(bits, symmetric=False), said.sizes[0] if said.sizes else TOGETHER)
+
+    return made
+
+
 PLAIN = Plain()
 
 CODECS: dict[str, tuple[Takes, Callable[[Spelled], Codec]]] = {
     "plain": (Takes(), lambda said: PLAIN),
     "int8": (Takes(("group",), ("sym", "asym", "rope"), sign="sym"), _integers(8)),
     "int4": (Takes(("group",), ("sym", "asym", "rope"), sign="asym"), _integers(4)),
+    "int8-kivi": (Takes(("group",)), _kivi(8)),
+    "int4-kivi": (Takes(("group",)), _kivi(4)),
     "fp8": (Takes(words=("rope",)), _fp8),
     "fp8-mla": (Takes(), _fp8_mla),
 }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .layouts import held_positions
 from .paged import Paged
+from .store import once
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
@@ -24,6 +25,7 @@ class Row:
     first:     per kind of layer the oldest position that is here besides the sinks; layers of other kinds are left out.
     tokens:    (heads, n, width) in the order of positions, by name: "layers.0.k".
     states:    (snapshots, *shape), by name, after the last lengths up to this one.
+    residual:  (heads, slots, width), by name: newest tokens in full precision, where some are coded together.
     """
 
     length: int
@@ -31,6 +33,7 @@ class Row:
     tokens: Mapping[str, Tensor]
     states: Mapping[str, Tensor]
     snapshots: int
+    residual: Mapping[str, Tensor]
 
 
 def read_row(cache: KVCache, row: int, length: int, first: Mapping[str, int]) -> Row:
@@ -38,13 +41,15 @@ def read_row(cache: KVCache, row: int, length: int, first: Mapping[str, int]) ->
     lengths = range(max(0, cache._high[row] - cache.burst + 1), length + 1)
     tokens: dict[str, Tensor] = {}
     states: dict[str, Tensor] = {}
+    residual: dict[str, Tensor] = {}
     for layer, store in cache._stores.items():
         states |= _named(layer, store.read_states(row, lengths))
+        residual |= _named(layer, store.read_residual(row))
         if store.kind in first:
             positions = held_positions(store.spec, length, first[store.kind])
             slots = cache._layouts[store.kind].slots(row, positions.to(cache._device))
             tokens |= _named(layer, store.read_row(row, slots))
-    return Row(length, first, tokens, states, len(lengths))
+    return Row(length, first, tokens, states, len(lengths), residual)
 
 
 def write_rows(cache: KVCache, contents: Mapping[int, Row]) -> None:
@@ -112,12 +117,16 @@ def _write(cache: KVCache, row: int, content: Row) -> None:
     cache._high[row] = content.length + cache.burst - min(content.snapshots, cache.burst)
     for layer, store in cache._stores.items():
         store.write_states(row, content.length, _of_layer(layer, content.states))
+        store.write_residual(row, _of_layer(layer, content.residual))
         if store.kind in content.first:
             layout = cache._layouts[store.kind]
             given = held_positions(store.spec, content.length, content.first[store.kind])
             kept = held_positions(store.spec, content.length, layout.first(row))
-            columns = torch.searchsorted(given, kept)
-            stored = {name: tensor[:, columns] for name, tensor in _of_layer(layer, content.tokens).items()}
+            per = store.per
+            stored = {
+                name: tensor[:, torch.searchsorted(once(given, per[name]), once(kept, per[name]))]
+                for name, tensor in _of_layer(layer, content.tokens).items()
+            }
             store.write_row(row, layout.slots(row, kept.to(cache._device)), stored)
 
 

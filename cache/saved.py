@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from .layouts import held_positions, limited, span
 from .rows import Row, read_row, require_empty, write_rows
+from .store import once
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
@@ -45,6 +46,7 @@ class Saved:
     weight_digest: str
     dtype: str
     codec: str
+    together: int
     lengths: list[int]
     first: list[dict[str, int]]
     snapshots: list[int]
@@ -72,6 +74,7 @@ def save(cache: KVCache, path: Path, model: nn.Module, rows: Sequence[int]) -> N
         weight_digest=_tensor_digest(model.get_parameter(weight)),
         dtype=cache.dtype,
         codec=cache.codec,
+        together=cache.together,
         lengths=[row.length for row in held],
         first=[dict(row.first) for row in held],
         snapshots=[row.snapshots for row in held],
@@ -79,7 +82,7 @@ def save(cache: KVCache, path: Path, model: nn.Module, rows: Sequence[int]) -> N
     tensors = {
         f"rows.{at}.{name}": tensor.detach().cpu().contiguous()
         for at, row in enumerate(held)
-        for name, tensor in {**row.tokens, **row.states}.items()
+        for name, tensor in {**row.tokens, **row.states, **row.residual}.items()
     }
     text = json.dumps(vars(about))
     metadata = {"format": FORMAT, "cache": text, "digest": _file_digest(text, tensors)}
@@ -167,6 +170,11 @@ def _require_same(cache: KVCache, path: Path, about: Saved, model: nn.Module) ->
             raise ValueError(
                 f"{path} was saved in {name} {given}, the cache is in {wanted}: make it with {name}={given}"
             )
+    if about.together != cache.together:
+        raise ValueError(
+            f"{path} was saved with {about.together} tokens coded together, the cache codes {cache.together}: give it "
+            "pages of a multiple of the codec's, or the store that it was saved from"
+        )
     parameters = dict(model.named_parameters())
     if about.weight not in parameters or about.weight_digest != _tensor_digest(parameters[about.weight]):
         raise ValueError(f"{path} was saved from another model: its weight {about.weight} is not this one's")
@@ -177,18 +185,24 @@ def _row(cache: KVCache, path: Path, about: Saved, at: int, tensors: Mapping[str
     length, first, snapshots = about.lengths[at], about.first[at], about.snapshots[at]
     tokens: dict[str, tuple[int, ...]] = {}
     states: dict[str, tuple[int, ...]] = {}
+    residual: dict[str, tuple[int, ...]] = {}
     for layer, store in cache._stores.items():
-        count = len(held_positions(store.spec, length, first[store.kind]))
-        tokens |= {f"layers.{layer}.{name}": (heads, count, width) for name, (heads, width) in store.parts.items()}
+        positions = held_positions(store.spec, length, first[store.kind])
+        tokens |= {
+            f"layers.{layer}.{name}": (heads, len(once(positions, store.per[name])), width)
+            for name, (heads, width) in store.parts.items()
+        }
+        residual |= {f"layers.{layer}.{name}": tuple(row.shape) for name, row in store.read_residual(0).items()}
         states |= {f"layers.{layer}.{state.name}": (snapshots, *state.shape) for state in store.spec.states}
-    wanted = tokens | states
+    wanted = tokens | states | residual
     found = {name: tensors.get(f"rows.{at}.{name}") for name in wanted}
     held = cache.tensors
     for name, tensor in found.items():
         if tensor is None or tuple(tensor.shape) != wanted[name] or tensor.dtype != held[name].dtype:
             raise ValueError(f"{path} does not hold {name} of row {at} as {wanted[name]} in {held[name].dtype}")
     given = {name: tensor for name, tensor in found.items() if tensor is not None}
-    return Row(length, first, {name: given[name] for name in tokens}, {name: given[name] for name in states}, snapshots)
+    of = [{name: given[name] for name in names} for names in (tokens, states, residual)]
+    return Row(length, first, of[0], of[1], snapshots, of[2])
 
 
 def _model_digest(cache: KVCache, model: nn.Module) -> str:

@@ -16,6 +16,12 @@ from attn_variants.names import unknown
 ROPE_KEY = "k_rope"
 """The entry that is a rope key of its own, as in MLA."""
 
+VALUE = "v"
+"""The entry whose numbers are coded token by token where those of keys are not."""
+
+TOGETHER = 32
+"""Tokens that share a channel's scale in KIVI, as in the paper's default."""
+
 SIGNS = ("sym", "asym")
 
 
@@ -51,7 +57,7 @@ def spelled(kind: str, name: str, known: Mapping[str, Takes], others: Iterable[s
     sizes = [int(part) for part in rest if part.isdecimal()]
     words = [part for part in rest if not part.isdecimal()]
     if sizes and not takes.sizes:
-        grouped = " and ".join(other for other, may in known.items() if may.sizes)
+        grouped = ", ".join(other for other, may in known.items() if may.sizes)
         raise ValueError(f"{kind} {name!r}: only {grouped} take a group; give {base}")
     if len(sizes) > len(takes.sizes) or 0 in sizes or not set(words) <= set(takes.words):
         raise ValueError(f"{kind} {name!r}: {_advice(base, takes)}")

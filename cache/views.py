@@ -10,6 +10,7 @@ from torch import Tensor
 from attn_variants.contract import CacheSpec, Plan, Record, Step
 
 from .quantize import Codec
+from .residual import Residual
 
 Memory = Mapping[str, Mapping[str, Tensor]]
 """Stored tensors by record and codec part: (rows, heads, slots, width), of a pool (1, heads, slots, width)."""
@@ -19,13 +20,23 @@ class StoreView:
     """Slots of memory in the order in which the plan reads them: in place where it can, else one block at a time."""
 
     def __init__(
-        self, spec: CacheSpec, step: Step, plan: Plan, memory: Memory, codec: Codec, dtypes: Mapping[str, torch.dtype]
+        self,
+        spec: CacheSpec,
+        step: Step,
+        plan: Plan,
+        memory: Memory,
+        per: Mapping[str, Mapping[str, int]],
+        codec: Codec,
+        dtypes: Mapping[str, torch.dtype],
+        residual: Residual | None = None,
     ) -> None:
         self.spec = spec
         self.step = step
         self.plan = plan
         self.aliased = codec.aliases and step.rows is None and plan.table is None
         self._memory = memory
+        self._per = per
+        self._residual = residual
         self._codec = codec
         self._dtypes = dtypes
 
@@ -39,6 +50,7 @@ class StoreView:
     def blocks(self, size: int, *names: str) -> Iterator[tuple[tuple[Tensor, ...], slice]]:
         """The same in runs of at most `size` slots (but a page at least), each with the slots it covers."""
         if self.plan.table is None:
+            size = max(size // self._codec.together, 1) * self._codec.together
             for start in range(0, self.plan.limit, size):
                 slots = slice(start, min(start + size, self.plan.limit))
                 yield self._read(slots, names), slots
@@ -82,27 +94,35 @@ class StoreView:
         return tuple(out)
 
     def _record(self, record: Record, slots: slice) -> Tensor:
-        stored = {suffix: self._part(memory, slots) for suffix, memory in self._memory[record.name].items()}
-        return self._codec.decode(record, stored, self._dtypes[record.name])
+        per = self._per[record.name]
+        stored = {
+            suffix: self._part(memory, slots, per[suffix]) for suffix, memory in self._memory[record.name].items()
+        }
+        decoded = self._codec.decode(record, stored, self._dtypes[record.name])
+        if self._residual is None or (self.plan.sealed is not None and slots.stop <= self.plan.sealed):
+            return decoded
+        assert self.plan.kv_positions is not None
+        return self._residual.overlaid(record, self.step, decoded, self.plan.kv_positions[:, slots])
 
-    def _part(self, memory: Tensor, slots: slice) -> Tensor:
-        """(B, heads, n, width) of one stored tensor."""
+    def _part(self, memory: Tensor, slots: slice, per: int) -> Tensor:
+        """(B, heads, n, width) of one stored tensor, of which `per` slots share a row."""
         if self.plan.table is not None:
-            return self._pages(memory, slots)
-        visible = memory[:, :, self.plan.first + slots.start : self.plan.first + slots.stop]
+            return self._pages(memory, slots, per)
+        start = self.plan.first + slots.start
+        visible = memory[:, :, start // per : -(-(start + slots.stop - slots.start) // per)]
         return visible if self.step.rows is None else visible[self.step.rows]
 
-    def _pages(self, memory: Tensor, slots: slice) -> Tensor:
+    def _pages(self, memory: Tensor, slots: slice, per: int) -> Tensor:
         table = self.plan.table
         assert table is not None
         first, past = slots.start // table.size, -(-slots.stop // table.size)
-        pool, tokens = memory[0], slots.stop - slots.start
+        pool, size, rows = memory[0], table.size // per, -(-(slots.stop - slots.start) // per)
         if len(table.runs) == 1 and (page := _neighbours(table.runs[0], first, past)) is not None:
-            return pool[None, :, page * table.size : page * table.size + tokens]
+            return pool[None, :, page * size : page * size + rows]
         pages = table.pages[:, first:past]
         heads, width = pool.shape[0], pool.shape[-1]
-        gathered = pool.view(heads, -1, table.size * width).index_select(1, pages.flatten())
-        return gathered.view(heads, len(pages), -1, width).transpose(0, 1)[:, :, :tokens]
+        gathered = pool.view(heads, -1, size * width).index_select(1, pages.flatten())
+        return gathered.view(heads, len(pages), -1, width).transpose(0, 1)[:, :, :rows]
 
 
 def _neighbours(runs: tuple[tuple[int, int], ...], first: int, past: int) -> int | None:

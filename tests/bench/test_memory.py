@@ -174,6 +174,14 @@ def test_a_budget_holds_what_fits_and_no_more(capsys):
     assert (row["weights"], row["max_batch"], row["max_batch_by_context"]["4096"]) == (2**20, 8, 2)
 
 
+def test_counted_weights_say_what_they_are_made_of(capsys):
+    asked = ["--model", "smollm2-135m", "--budget", "1GiB", "--weights", "auto", "--context", "1000"]
+    (row,) = rows(capsys, asked)
+    assert row["fitting"][0] == (
+        "weights: 134,515,008 numbers x 2 B (bfloat16) = 269,030,016; of a quantised checkpoint give --weights BYTES"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "most", "sums"),
     [

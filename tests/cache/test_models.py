@@ -152,7 +152,7 @@ def test_auto_is_the_dtype_of_the_config(said, itemsize):
     [
         ("int4:12", "'int4:12' takes groups of 12, which do not divide the 16 numbers of k"),
         ("q8_0", "'q8_0' takes groups of 32, which do not divide the 16 numbers of k"),
-        ("q8_0:16", "'q8_0:16': only int8 and int4 take a group"),
+        ("q8_0:16", "'q8_0:16': only int8, int4, int8-kivi, int4-kivi take a group"),
         ("int8:x", "'int8:x': give the size of a group"),
         ("int8:0", "'int8:0': give the size of a group"),
         ("int8:8:8:8", "give the size of a group and then of the residual"),
@@ -334,7 +334,7 @@ def test_what_our_stores_reserve_is_priced_to_the_byte_in_every_codec(store, cod
 
 @pytest.mark.parametrize("kv_dtype", ["fp8", "q8_0", "int8:32:128"])
 def test_a_format_that_no_codec_of_ours_stores_is_not_allocated(kv_dtype):
-    known = "int8, int4, fp8-token-head, fp8-mla; give one of these"
+    known = "int8, int4, int8-kivi, int4-kivi, fp8-token-head, fp8-mla; give one of these"
     with pytest.raises(ValueError, match=f"kv_dtype '{kv_dtype}': policy 'allocated' holds plain dtypes and .*{known}"):
         model_cache("llama-3.1-8b").bytes(context=100, policy="allocated", kv_dtype=kv_dtype)
 

@@ -166,7 +166,7 @@ def test_a_codec_s_name_is_what_was_said_in_one_order(said, name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("int9", r"unknown codec 'int9'; did you mean .*int8.*\(known: plain, int8, int4, fp8, fp8-mla\)"),
+        ("int9", r"unknown codec 'int9'; did you mean .*int8.*\(known: plain, int8, int4, int8-kivi, int4-kivi, fp8, fp8-mla\)"),
         ("", r"unknown codec '' \(known"),
         ("int8:sym:asym", r"'int8:sym:asym': say each word once, and sym or asym"),
         ("int8:rope:rope", r"say each word once"),
@@ -175,7 +175,7 @@ def test_a_codec_s_name_is_what_was_said_in_one_order(said, name):
         ("int8:-4", r"'int8:-4': give the size of a group"),
         ("int8:", r"'int8:': give the size of a group"),
         ("int4:symmetric", r"'int4:symmetric': give the size of a group, sym, asym, rope"),
-        ("fp8:64", r"'fp8:64': only int8 and int4 take a group; give fp8"),
+        ("fp8:64", r"'fp8:64': only int8, int4, int8-kivi, int4-kivi take a group; give fp8"),
         ("fp8:asym", r"'fp8:asym': give rope or nothing, as in fp8:rope"),
         ("plain:rope", r"'plain:rope': nothing follows plain"),
         ("fp8-mla:rope", r"'fp8-mla:rope': nothing follows fp8-mla"),
@@ -213,5 +213,7 @@ def test_every_codec_has_a_format_of_its_bytes():
         "int4": "int4",
         "fp8": "fp8-token-head",
         "fp8-mla": "fp8-mla",
+        "int8-kivi": "int8-kivi",
+        "int4-kivi": "int4-kivi",
     }
     assert format_of("int4:64:asym:rope", "float16") == "int4:64:rope"

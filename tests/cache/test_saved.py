@@ -65,6 +65,10 @@ def test_a_loaded_prompt_goes_on_as_the_original_does_in_every_layout(tmp_path, 
         wanted = going_on(model, cache)
         for other in STORES:
             loaded = kv_cache(model, batch=3, store=other, codec=codec)
+            if loaded.together != cache.together:
+                with pytest.raises(ValueError, match=f"was saved with {cache.together} tokens coded together"):
+                    loaded.load(tmp_path / store, model=model, rows=[2, 0])
+                continue
             loaded.load(tmp_path / store, model=model, rows=[2, 0])
             assert loaded.lengths.tolist() == [len(SHORT), 0, len(LONG)]
             for got, want in zip(going_on(model, loaded, rows=[2, 0]), wanted, strict=True):
