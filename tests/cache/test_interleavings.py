@@ -218,7 +218,8 @@ class Interleavings(RuleBasedStateMachine):
         try:
             yield
         except ValueError as refusal:
-            refused = refusal
+            # The exception itself would keep the caches of its frames alive.
+            refused = str(refusal)
         if refused is None:
             assert not (reason and always), "this should have been refused"
             return
