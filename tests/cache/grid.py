@@ -17,8 +17,8 @@ from torch import Tensor
 
 from attn_variants import VARIANTS
 from attn_variants.cache import KVCache
-from attn_variants.cache.layouts import held_positions
-from attn_variants.cache.quantize import codec_named
+from attn_variants.cache.layouts import held_positions, up_to
+from attn_variants.cache.quantize import PLAIN, Codec, codec_named
 from tests import reference
 from tests.tiny import GEOMETRY, error, sharpen
 
@@ -74,10 +74,10 @@ class Layer:
         }
 
     @cache  # noqa: B019
-    def said(self, codec: str, ids: tuple[int, ...]) -> Tensor:
-        """(T, hidden): the textbook's output over what this codec makes of its keys and values."""
+    def said(self, codec: Codec, ids: tuple[int, ...], coded: int) -> Tensor:
+        """(T, hidden): the textbook's output over what this codec makes of the first `coded` keys and values."""
         kept = {name: table[list(ids), range(len(ids))].transpose(0, 1) for name, table in self.kept.items()}
-        back = decoded(codec, self.spec, kept)
+        back = decoded(codec, self.spec, kept, coded)
         shapes = [tensor.shape for tensor in self._remembered(ids)]
         given = tuple(
             back[entry.name].double().reshape(shape) for entry, shape in zip(self.spec.entries, shapes, strict=True)
@@ -91,14 +91,17 @@ class Layer:
 layer = cache(Layer)
 
 
-def decoded(codec: str, spec, entries: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a store of this codec gives back for these entries; none is further away than the codec's bound."""
-    code, found = codec_named(codec), {}
+def decoded(codec: Codec, spec, entries: dict[str, Tensor], coded: int) -> dict[str, Tensor]:
+    """What a store gives back for these entries, the first `coded` of them coded: each within the codec's bound."""
+    found = {}
     for record in spec.records:
         row = torch.cat([entries[entry.name] for entry in record.entries], dim=-1)
-        back = code.decode(record, code.encode(record, row), row.dtype)
-        assert ((back.double() - row.double()).abs() <= code.bound(record, row)).all(), f"{codec} misses its bound"
-        found |= {entry.name: back[..., record.columns(entry.name)] for entry in record.entries}
+        if coded:
+            front = row[:, :coded]
+            back = codec.decode(record, codec.encode(record, front), row.dtype)
+            assert ((back.double() - front.double()).abs() <= codec.bound(record, front)).all(), "beyond its bound"
+            row = torch.cat([back, row[:, coded:]], dim=1)
+        found |= {entry.name: row[..., record.columns(entry.name)] for entry in record.entries}
     return found
 
 
@@ -171,7 +174,7 @@ class Rows:
         self.cache.advance(step)
         for at, (row, start, count) in enumerate(zip(named, starts, counts, strict=True)):
             if count:
-                self.heard.append((step.cold, tuple(self.said[row]), start, out[at, real[at]]))
+                self.heard.append((self._coded(step, at, row), tuple(self.said[row]), start, out[at, real[at]]))
         assert not out[~real].any(), "padding is not zero"
         self._check_pool()
 
@@ -206,20 +209,29 @@ class Rows:
         """Hold all outputs to the textbook; the number of tokens that were read from a store."""
         read = 0
         # The longest first: the textbook's outputs of a sequence hold those of all it begins with.
-        for cold, ids, start, out in sorted(self.heard, key=lambda heard: -len(heard[1])):
-            wanted = self._said("plain" if cold else self.codec, ids)[start:]
+        for (codec, coded), ids, start, out in sorted(self.heard, key=lambda heard: -len(heard[1])):
+            wanted = self._said(codec, coded, ids)[start:]
             assert out.isfinite().all(), f"tokens {start} to {len(ids)} read what no step may"
             missed = error(out, wanted)
             assert missed < TOLERANCE, f"tokens {start} to {len(ids)}: {missed:.1e}"
-            read += len(out) * (not cold)
+            read += len(out) * (codec is not None)
         return read
 
-    def _said(self, codec: str, ids: tuple[int, ...]) -> Tensor:
-        known = KNOWN.setdefault((self.layer, codec), {})
+    def _coded(self, step, at: int, row: int) -> tuple[Codec | None, int]:
+        """The codec through which a row of the step reads, and how many of its tokens; a cold step reads its own."""
+        if step.cold:
+            return None, 0
+        codec = codec_named(self.codec).over(self.layout.together)
+        return codec, len(self.said[row]) if step.sealed is None else int(step.sealed[at])
+
+    def _said(self, codec: Codec | None, coded: int, ids: tuple[int, ...]) -> Tensor:
+        codec = codec if codec and coded else PLAIN
+        together = codec.together > 1
+        known = KNOWN.setdefault((self.layer, codec, coded if together else None), {})
         if ids not in known:
             row = next((row for row in range(ROWS) if tuple(BRANCHES[0][row][: len(ids)]) == ids), None)
             whole = ids if row is None else tuple(BRANCHES[0][row])
-            said = self.layer.said(codec, whole)
+            said = self.layer.said(codec, whole, coded if together else len(whole))
             known.update({whole[:n]: said[:n] for n in range(1, len(whole) + 1) if whole[:n] not in known})
         return known[ids]
 
@@ -228,7 +240,11 @@ class Rows:
         length = len(self.said[row])
         if not length:
             return torch.tensor([], dtype=torch.long)
-        return self.layout.slots(row, held_positions(self.layer.spec, length, min(self.layout.first(row), length)))
+        held = held_positions(self.layer.spec, length, min(self.layout.first(row), length))
+        if self.layout.together > 1:
+            # The others wait in the residual, and their slots hold nothing yet.
+            held = held[held < self.cache._sealing.sealed(self.cache._high[row])]
+        return self.layout.slots(row, held)
 
     def _poison_pool(self) -> None:
         """NaN in free pages, 1e4 in slots of other pages that hold nothing: a mask has to hide them."""
@@ -256,16 +272,22 @@ class Rows:
             dead[self._live(row)] = False
             read = torch.zeros_like(dead)
             if row in rows and not step.cold:
-                read[plan.first : plan.first + plan.limit] = True
+                read[plan.first : plan.first + up_to(plan.limit, self.layout.together)] = True
             self._poison(row, dead & read, 1e4)
             self._poison(row, dead & ~read, torch.nan)
 
     def _poison(self, row: int, where: Tensor, value: float) -> None:
-        slots = where.nonzero()[:, 0]
+        # Of tokens that share a scale none is poisoned that has a live neighbour.
+        together = self.layout.together
+        slots = where.unflatten(0, (-1, together)).all(1).repeat_interleave(together).nonzero()[:, 0]
         if len(slots):
             (store,) = self.cache._stores.values()
-            stored = poisoned(self.codec, self.layer.spec, value)
-            store.write_row(row, slots, {name: part.expand(-1, len(slots), -1) for name, part in stored.items()})
+            stored = poisoned(codec_named(self.codec).over(together), self.layer.spec, value)
+            store.write_row(
+                row,
+                slots,
+                {name: part.expand(-1, len(slots) // store.per[name], -1) for name, part in stored.items()},
+            )
 
     def _check_pool(self) -> None:
         if self.layout.pooled:
@@ -277,12 +299,12 @@ KNOWN: dict = {}
 
 
 @cache
-def poisoned(codec: str, spec, value: float) -> dict[str, Tensor]:
+def poisoned(codec: Codec, spec, value: float) -> dict[str, Tensor]:
     """(heads, 1, width) of every stored tensor: what the codec makes of this number."""
     return {
-        record.name + suffix: part
+        record.name + suffix: part[:, :1]
         for record in spec.records
-        for suffix, part in codec_named(codec)
-        .encode(record, torch.full((record.heads, 1, record.width), value))
-        .items()
+        for suffix, part in codec.encode(
+            record, torch.full((record.heads, codec.together, record.width), value)
+        ).items()
     }
