@@ -277,17 +277,11 @@ class Rows:
             self._poison(row, dead & ~read, torch.nan)
 
     def _poison(self, row: int, where: Tensor, value: float) -> None:
-        # Of tokens that share a scale none is poisoned that has a live neighbour.
-        together = self.layout.together
-        slots = where.unflatten(0, (-1, together)).all(1).repeat_interleave(together).nonzero()[:, 0]
-        if len(slots):
-            (store,) = self.cache._stores.values()
-            stored = poisoned(codec_named(self.codec).over(together), self.layer.spec, value)
-            store.write_row(
-                row,
-                slots,
-                {name: part.expand(-1, len(slots) // store.per[name], -1) for name, part in stored.items()},
-            )
+        (store,) = self.cache._stores.values()
+        stored = poisoned(codec_named(self.codec).over(self.layout.together), self.layer.spec, value)
+        for name, memory in store._row(row).items():
+            # What several slots share is poisoned where none of them holds anything.
+            memory[:, where.unflatten(0, (-1, store.per[name])).all(1)] = stored[name]
 
     def _check_pool(self) -> None:
         if self.layout.pooled:

@@ -166,7 +166,10 @@ def test_a_codec_s_name_is_what_was_said_in_one_order(said, name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("int9", r"unknown codec 'int9'; did you mean .*int8.*\(known: plain, int8, int4, int8-kivi, int4-kivi, fp8, fp8-mla\)"),
+        (
+            "int9",
+            r"unknown codec 'int9'; did you mean .*int8.*\(known: plain, int8, int4, int8-kivi, int4-kivi, fp8, fp8-mla\)",
+        ),
         ("", r"unknown codec '' \(known"),
         ("int8:sym:asym", r"'int8:sym:asym': say each word once, and sym or asym"),
         ("int8:rope:rope", r"say each word once"),
