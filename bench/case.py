@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from attn_variants.architectures import Architecture
 from attn_variants.cache import ModelCache, model_cache
 from attn_variants.config import DecoderConfig, Geometry
 from attn_variants.contract import CacheSpec, Entry, Record
 from attn_variants.names import unknown
+from attn_variants.options import AttentionOptions
 from attn_variants.registry import VARIANTS, variant_named
 
 if TYPE_CHECKING:
@@ -62,6 +63,29 @@ PRESET_GEOMETRIES: dict[str, tuple[str, Geometry]] = {
 """Decoders of about 100 million parameters, each with the variant it is known for."""
 
 
+def _limit(default: int | None, meaning: str) -> Any:
+    return field(default=default, metadata={"help": meaning})
+
+
+@dataclass(frozen=True)
+class Sight:
+    """How far back the layers of a decoder see; by default to the first token."""
+
+    window: int | None = _limit(None, "Newest tokens that are seen.")
+    chunk: int | None = _limit(None, "Tokens of a chunk, of which none sees another's.")
+    sinks: int = _limit(0, "First tokens that stay visible in spite of a window or chunk.")
+
+    @property
+    def limited(self) -> bool:
+        """Whether tokens pass out of sight."""
+        return self.window is not None or self.chunk is not None
+
+    def __str__(self) -> str:
+        """As in "window 7, sinks 2"; "all" without limits."""
+        given = {name: value for name, value in vars(self).items() if value}
+        return ", ".join(f"{name} {value}" for name, value in given.items()) or "all"
+
+
 @dataclass(frozen=True)
 class Subject:
     """Something whose cache is sized: its name, its cache, and that of MHA at its sizes."""
@@ -106,9 +130,26 @@ def named_subject(name: str, geometry: Geometry) -> Subject:
     return variant_subject(name, geometry) if name in VARIANTS else model_subject(name)
 
 
-def decoder_config(variant: str, geometry: Geometry) -> DecoderConfig:
-    """The decoder of these sizes around that variant."""
-    return DecoderConfig.from_geometry(geometry, variant_named(variant).config)
+def decoder_config(variant: str, geometry: Geometry, sight: Sight | None = None) -> DecoderConfig:
+    """The decoder of these sizes around that variant. Raises ValueError for limits that the variant does not have."""
+    kind = variant_named(variant).config
+    config = DecoderConfig.from_geometry(geometry, kind)
+    if sight is None or sight == Sight():
+        return config
+    if not has_limits(variant):
+        raise ValueError(f"{variant} has no windows, chunks or sinks, and {sight} was asked for; leave them out")
+    limits: dict[str, Any] = {
+        "sliding_window": sight.window,
+        "attention_chunk_size": sight.chunk,
+        "sink_tokens": sight.sinks,
+    }
+    attention: Any = config.attention
+    return replace(config, attention=replace(attention, **limits))
+
+
+def has_limits(variant: str) -> bool:
+    """Whether windows, chunks and sinks are options of this variant."""
+    return issubclass(variant_named(variant).config, AttentionOptions)
 
 
 def preset_geometry(name: str) -> tuple[str, Geometry]:

@@ -12,9 +12,12 @@ from torch import Tensor
 from attn_variants.cache import KVCache
 from attn_variants.decoder import Decoder
 
+from .case import Sight
 from .reference import absorbed_below, absorbing_layers
 
 BATCH, TOKENS = 2, 23
+BURST = 8
+"""The most tokens that a check brings to rows that hold some."""
 CONTROL = "negative-control"
 
 
@@ -41,17 +44,28 @@ class Cell:
     ids: Tensor
     truth: Tensor
     peers: tuple[Peer, ...]
+    sight: Sight
+    tolerance: float
 
-    def cache(self) -> KVCache:
-        """An empty cache with a little room to spare."""
+    @property
+    def page(self) -> int | None:
+        """Tokens of a page, where the store has pages."""
+        _, _, page = self.store.partition(":")
+        return int(page) if page else None
+
+    def cache(self, burst: int = BURST) -> KVCache:
+        """An empty cache with a little room to spare; a pool has some for forks."""
+        capacity = TOKENS + 5
         return KVCache(
             self.decoder.cache_specs,
             batch=BATCH,
-            capacity=TOKENS + 5,
+            capacity=capacity,
             dtype=self.dtype,
             device=self.device,
             store=self.store,
             codec=self.codec,
+            burst=burst,
+            pages=None if self.page is None else 3 * BATCH * -(-capacity // self.page),
         )
 
 
@@ -70,10 +84,17 @@ def checks_of(cell: Cell) -> dict[str, Check]:
         "ragged": ragged,
         "padded": padded,
         "rewound": rewound,
+        "forked": forked,
     }
+    if cell.sight.limited and cell.store != "full":
+        checks["wrapped"] = wrapped
+    if cell.page is not None and cell.page + 3 <= TOKENS:
+        checks["page-boundary"] = page_boundary
     if absorbing_layers(cell.decoder):
         checks |= {"absorbed": absorbed, "expanded": expanded}
-    return checks | {CONTROL: negative_control}
+    if newest_that_looks_back(cell):
+        checks[CONTROL] = negative_control
+    return checks
 
 
 def uncached(cell: Cell) -> Compared:
@@ -123,6 +144,30 @@ def rewound(cell: Cell) -> Compared:
     return torch.cat([before, *after], dim=1).flatten(0, 1), cell.truth.flatten(0, 1)
 
 
+def forked(cell: Cell) -> Compared:
+    """Forks go on by other tokens and by the same ones while the original does."""
+    cache = cell.cache()
+    parts = [cell.decoder(cell.ids[:, :11], cache)]
+    other, swapped = cache.fork([0, 1]), cache.fork([1, 0])
+    parts.append(cell.decoder(cell.ids[:, 11:13], cache))
+    cell.decoder(cell.ids[:, :3], other)
+    parts.append(cell.decoder(cell.ids[:, 13:16], cache))
+    parts.append(cell.decoder(cell.ids[[1, 0], 11:16], swapped)[[1, 0]])
+    wanted = torch.cat([cell.truth[:, :16], cell.truth[:, 11:16]], dim=1)
+    return torch.cat(parts, dim=1).flatten(0, 1), wanted.flatten(0, 1)
+
+
+def wrapped(cell: Cell) -> Compared:
+    """Token by token past the end of the smallest memory that the window or chunk can do with."""
+    return _in_chunks(cell, [3] + [1] * (TOKENS - 3), burst=1)
+
+
+def page_boundary(cell: Cell) -> Compared:
+    """One row ends before the end of its page, one at it; both go on into the next."""
+    assert cell.page is not None
+    return _in_counts(cell, [[max(cell.page - 1, 1), cell.page], [1, 1], [1, 1], [1, 1]])
+
+
 def absorbed(cell: Cell) -> Compared:
     """Every pass, the prompt's too, attends over the latents themselves."""
     with absorbed_below(cell.decoder, math.inf):
@@ -136,16 +181,23 @@ def expanded(cell: Cell) -> Compared:
 
 
 def negative_control(cell: Cell) -> Compared:
-    """What is cached is another sequence's, but for its last token: a comparison that lets this pass sees nothing."""
-    cache = cell.cache()
-    other = (cell.ids[:, :-1] + 1) % cell.decoder.config.vocab_size
-    other[:, -1] = cell.ids[:, -2]
+    """What is cached is another sequence's: a comparison that lets this pass sees nothing."""
+    cache, at = cell.cache(), newest_that_looks_back(cell)
+    other = (cell.ids[:, :at] + 1) % cell.decoder.config.vocab_size
     cell.decoder(other, cache)
-    return cell.decoder(cell.ids[:, -1:], cache).flatten(0, 1), cell.truth[:, -1]
+    return cell.decoder(cell.ids[:, at : at + 1], cache).flatten(0, 1), cell.truth[:, at]
 
 
-def _in_chunks(cell: Cell, sizes: Sequence[int]) -> Compared:
-    cache = cell.cache()
+def newest_that_looks_back(cell: Cell) -> int:
+    """The last position whose token sees the one before it; 0 where none does, and a store is never read."""
+    window, chunk = cell.sight.window, cell.sight.chunk
+    if window == 1:
+        return 0
+    return next((at for at in range(TOKENS - 1, 0, -1) if chunk is None or at % chunk), 0)
+
+
+def _in_chunks(cell: Cell, sizes: Sequence[int], burst: int = BURST) -> Compared:
+    cache = cell.cache(burst)
     assert sum(sizes) == TOKENS
     logits = [cell.decoder(piece, cache) for piece in cell.ids.split(list(sizes), dim=1)]
     return torch.cat(logits, dim=1).flatten(0, 1), cell.truth.flatten(0, 1)

@@ -27,6 +27,7 @@ from .case import (
     LLAMA_3_8B,
     PRESET_GEOMETRIES,
     SMALL,
+    Sight,
     decoder_config,
     model_subject,
     named_subject,
@@ -160,6 +161,7 @@ def parity(
     ctx: typer.Context,
     common: Common,
     stored: Stored,
+    sight: Sight,
     geometry: Geometry = SMALL,
     variant: Variants = None,
     dtype: Dtypes = None,
@@ -167,15 +169,21 @@ def parity(
         list[str] | None, typer.Option(help=f"Backends of attention, {SEVERAL}; all by default.")
     ] = None,
 ) -> None:
-    """Is the output right? Every variant, store, backend and dtype, several ways, against a float64 reference."""
+    """Is the output right? Every variant, store, backend and dtype, several ways, against a float64 reference.
+
+    Without --store and --codec: full and plain, and in brief some pairs of others. A ring is checked at a window of 7
+    where --window or --chunk give no other: without any it is a full store.
+    """
     require_ready(common)
-    variants = buildable(variants_named(variant), geometry)
-    stores, codecs = storable(stored, variants, geometry)
+    require_positive(window=sight.window, chunk=sight.chunk)
+    variants = buildable(variants_named(variant), geometry, sight)
+    stores, codecs = storable(stored, variants, geometry, sight=sight)
     dtypes = dtypes_named(dtype or ["float32", "float16", "bfloat16"])
     device = resolved_device(common)
 
-    from .parity import parity_report
+    from .parity import ALSO, parity_report
 
+    brief = not given(ctx, "store", "codec", "backend")
     backends = None if backend is None else listed("--backend", backend)
     report = parity_report(
         variants,
@@ -183,7 +191,9 @@ def parity(
         dtypes=dtypes,
         stores=stores,
         codecs=codecs,
+        also=ALSO if brief else (),
         backends=backends,
+        sight=None if sight == Sight() else sight,
         device=device,
         seed=common.seed,
     )
@@ -320,21 +330,21 @@ def variants_named(values: Sequence[str] | None) -> list[str]:
     return [variant_named(name).name for name in names]
 
 
-def buildable(variants: list[str], geometry: Geometry) -> list[str]:
+def buildable(variants: list[str], geometry: Geometry, sight: Sight | None = None) -> list[str]:
     """The same, after their decoders' sizes were found to work out: before any of them is measured."""
     for name in variants:
-        decoder_config(name, geometry)
+        decoder_config(name, geometry, sight)
     return variants
 
 
 def storable(
-    stored: Stored, variants: list[str], geometry: Geometry, *, static: bool = False
+    stored: Stored, variants: list[str], geometry: Geometry, *, static: bool = False, sight: Sight | None = None
 ) -> tuple[list[str], list[str]]:
     """The stores and codecs asked for, after each was found to hold each of these variants: before any is made."""
     stores = listed("--store", [stored.store])
     codecs = [codec_named(name).name for name in listed("--codec", [stored.codec])]
     for variant in variants:
-        specs = decoder_config(variant, geometry).cache_specs
+        specs = decoder_config(variant, geometry, sight).cache_specs
         try:
             for store, codec in itertools.product(stores, codecs):
                 cache_shapes(specs, batch=1, capacity=1, store=store, codec=codec)

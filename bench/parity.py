@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -17,41 +17,46 @@ import torch
 from torch import Tensor
 
 from attn_variants.attend import BACKENDS, backend, counted
+from attn_variants.cache.quantize import codec_named
 from attn_variants.config import Geometry, GQAConfig
 from attn_variants.decoder import Decoder
 from attn_variants.names import unknown
 
-from .case import decoder_config, random_decoder
+from .case import Sight, decoder_config, has_limits, random_decoder
 from .checks import BATCH, CONTROL, TOKENS, Cell, Peer, checks_of
 from .peers import INSTALL, transformers_installed, transformers_twin
 from .progress import Progress
-from .reference import reference_logits
+from .reference import moved_logits, reference_logits
 from .results import Report, Row
 from .tables import Column, Table, folded
 
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 2e-2}
-CODED = {"plain": 0.0, "int8": 0.04, "int4": 0.35, "fp8": 0.12, "fp8-mla": 0.12}
-"""What a codec adds to the dtype's tolerance: about three times the error of the small decoder's logits with it.
+DRAWS = 4
+"""How often keys and values are moved at random to learn what a codec may bring."""
+RING = Sight(window=7)
+"""What a ring is checked at where no limits are given: without any it is a full store."""
+ALSO = (("ring", "plain"), ("paged:16", "plain"), ("paged:16", "int8"))
+"""Pairs of store and codec that parity shows of itself, in the first dtype and by the backend that reads them all."""
 
-The bound of each number stored is another one, and exact: `Codec.bound`.
-"""
-
-CELL = ("variant", "store", "codec", "backend", "dtype")
+CELL = ("variant", "store", "codec", "sees", "backend", "dtype")
 COLUMNS = (
     *(Column(name, name, right=False) for name in CELL),
     Column("checks", "checks"),
     Column("by_it", "by it", "{:.0%}".format),
     Column("worst", "worst error"),
     Column("in", "in", right=False),
-    Column("tolerance", "tolerance", "{:.0e}".format),
+    Column("tolerance", "tolerance", "{:.1e}".format),
     Column("argmax_agreement", "argmax", "{:.1%}".format),
     Column("control", "control", lambda caught: "caught" if caught else "MISSED", right=False),
     Column("ok", "", lambda ok: "ok" if ok else "FAIL", right=False),
 )
 NOTE = (
     "by it: layers' passes that the backend computed; others took those it does not accept. "
-    "Checks: uncached, cached token by token, chunked, ragged rows, padded rows, rewound, absorbed and expanded where "
-    "there are two ways, transformers' class with the same weights. argmax: least agreement on the most likely token. "
+    "Checks: uncached, cached token by token, chunked, ragged rows, padded rows, rewound, forked, past the end of a "
+    "window's memory and of a page where there is one, absorbed and expanded where there are two ways, transformers' "
+    "class with the same weights. tolerance: the dtype's, and the error of the reference where each key and value is "
+    "off by all of the codec's bound, half a step, to a side drawn at random. sees: the tokens in sight. "
+    "argmax: least agreement on the most likely token. "
     "control: a cache of other tokens, on purpose, which has to be noticed."
 )
 
@@ -63,13 +68,16 @@ def parity_report(
     dtypes: Sequence[str],
     stores: Sequence[str] = ("full",),
     codecs: Sequence[str] = ("plain",),
+    also: Sequence[tuple[str, str]] = (),
     backends: Sequence[str] | None = None,
+    sight: Sight | None = None,
     device: str = "cpu",
     seed: int = 0,
 ) -> Report:
     """Rows of every cell and check; `failures` names those that do not hold. `backends` None is all there are.
 
-    Raises ValueError for a dtype without a stated tolerance and for unknown names.
+    also: more pairs of a store and a codec, in the first dtype and by one backend. sight None is all, but for rings
+    `RING`. Raises ValueError for a dtype without a stated tolerance and for unknown names.
     """
     for dtype in dtypes:
         if dtype not in TOLERANCES:
@@ -77,38 +85,57 @@ def parity_report(
     backends = list(BACKENDS) if backends is None else backends
     if unknown_backends := [name for name in backends if name not in BACKENDS]:
         raise ValueError(unknown("backend", unknown_backends[0], BACKENDS))
+    every = [(store, codec, tuple(backends)) for store in stores for codec in codecs]
+    few = [(store, codec, ("blockwise",)) for store, codec in also]
     rows: list[Row] = []
-    progress = Progress("parity", len(variants) * len(dtypes) * len(backends) * len(stores) * len(codecs))
+    cells = len(dtypes) * len(every) * len(backends) + len(few)
+    progress = Progress("parity", len(variants) * cells)
     with torch.inference_mode(), _exact_products():
         for variant in variants:
             for dtype in dtypes:
-                pairs = [(store, codec) for store in stores for codec in codecs]
-                for cell in _cells(variant, geometry, dtype, pairs, backends, device, seed):
-                    progress.at(f"{cell.variant} {cell.dtype} {cell.store} {cell.codec} {cell.backend}")
-                    rows += _cell_rows(cell)
+                asked: dict[Sight, list[tuple[str, str, tuple[str, ...]]]] = {}
+                for pair in every + (few if dtype == dtypes[0] else []):
+                    asked.setdefault(sight_of(variant, pair[0], sight), []).append(pair)
+                for seen, pairs in asked.items():
+                    for cell in _cells(variant, geometry, seen, dtype, pairs, device, seed):
+                        progress.at(f"{cell.variant} {cell.dtype} {cell.store} {cell.codec} {cell.backend}")
+                        rows += _cell_rows(cell)
     progress.close()
     if not transformers_installed():
         print(f"transformers is not installed, its comparison is skipped: {INSTALL}", file=sys.stderr)
     return Report(rows, [_table(rows)], [_failure(row) for row in rows if not row["ok"]])
 
 
+def sight_of(variant: str, store: str, sight: Sight | None) -> Sight:
+    """What is seen in a cell: what was asked for, and else all, but for a ring, which has its meaning by a window."""
+    if sight is not None:
+        return sight
+    return RING if store == "ring" and has_limits(variant) else Sight()
+
+
 def _cells(
     variant: str,
     geometry: Geometry,
+    sight: Sight,
     dtype: str,
-    pairs: Iterable[tuple[str, str]],
-    backends: Sequence[str],
+    pairs: Sequence[tuple[str, str, tuple[str, ...]]],
     device: str,
     seed: int,
 ) -> Iterator[Cell]:
-    decoder = random_decoder(decoder_config(variant, geometry), dtype=dtype, device=device, seed=seed)
-    ids = torch.randint(geometry.vocab_size, (BATCH, TOKENS), generator=torch.Generator().manual_seed(seed))
-    truth = reference_logits(decoder, ids).to(device)
-    ids = ids.to(device)
-    peers = tuple(_peers(decoder, ids, dtype, device, seed)) if transformers_installed() else ()
-    for store, codec in pairs:
+    decoder = random_decoder(decoder_config(variant, geometry, sight), dtype=dtype, device=device, seed=seed)
+    ids = sample_ids(decoder, seed)
+    truth = reference_logits(decoder, ids)
+    tolerances = {
+        codec: tolerance_of(decoder, dtype, codec, ids, truth)
+        for codec in dict.fromkeys(codec for _, codec, _ in pairs)
+    }
+    ids, truth = ids.to(device), truth.to(device)
+    # A window is no option of most of transformers' classes.
+    compared = transformers_installed() and not sight.limited
+    peers = tuple(_peers(decoder, ids, dtype, device, seed)) if compared else ()
+    for store, codec, backends in pairs:
         for name in backends:
-            yield Cell(decoder, variant, store, codec, name, dtype, device, ids, truth, peers)
+            yield Cell(decoder, variant, store, codec, name, dtype, device, ids, truth, peers, sight, tolerances[codec])
 
 
 def _cell_rows(cell: Cell) -> list[Row]:
@@ -146,14 +173,14 @@ def _peers(decoder: Decoder, ids: Tensor, dtype: str, device: str, seed: int) ->
 
 def _row(cell: Cell, check: str, got: Tensor, wanted: Tensor, passes: Counter[str], peer: str | None = None) -> Row:
     got, wanted = got.double(), wanted.double()
-    error = float((got - wanted).abs().max() / wanted.abs().max())
-    tolerance = tolerance_of(cell.dtype, cell.codec)
+    error, tolerance = relative(got, wanted), cell.tolerance
     # NaN compares false, so it can pass neither as right nor as a control that fails.
     holds = error > tolerance if check == CONTROL else error <= tolerance
     return {
         "variant": cell.variant,
         "store": cell.store,
         "codec": cell.codec,
+        "sees": str(cell.sight),
         "backend": cell.backend,
         "dtype": cell.dtype,
         "device": cell.device,
@@ -168,9 +195,27 @@ def _row(cell: Cell, check: str, got: Tensor, wanted: Tensor, passes: Counter[st
     }
 
 
-def tolerance_of(dtype: str, codec: str) -> float:
-    """The largest error of logits that a cache of this dtype and codec may bring."""
-    return TOLERANCES[dtype] + CODED[codec.partition(":")[0]]
+def tolerance_of(decoder: Decoder, dtype: str, codec: str, ids: Tensor, truth: Tensor) -> float:
+    """The largest error of logits that a cache of this dtype and codec may bring to this decoder.
+
+    The dtype's, and what the codec's step makes of the reference, `truth`, on these ids: the largest of a few errors of
+    `moved_logits`. Rounding is evenly spread within the bound, so that its errors are about 0.6 of these.
+    """
+    if codec == "plain":
+        return TOLERANCES[dtype]
+    code = codec_named(codec)
+    moved = (relative(moved_logits(decoder, ids, code, seed=draw), truth) for draw in range(DRAWS))
+    return TOLERANCES[dtype] + max(moved)
+
+
+def sample_ids(decoder: Decoder, seed: int) -> Tensor:
+    """The ids (B, T) of a parity check."""
+    return torch.randint(decoder.config.vocab_size, (BATCH, TOKENS), generator=torch.Generator().manual_seed(seed))
+
+
+def relative(got: Tensor, wanted: Tensor) -> float:
+    """Largest difference over the largest magnitude wanted."""
+    return float((got - wanted).abs().max() / wanted.abs().max())
 
 
 def _failure(row: Row) -> str:
@@ -196,12 +241,12 @@ def _table(rows: Sequence[Row]) -> Table:
                 "in": worst["check"],
                 "tolerance": worst["tolerance"],
                 "argmax_agreement": min(row["argmax_agreement"] for row in checks),
-                "control": all(row["ok"] for row in members if row["check"] == CONTROL),
+                "control": next((row["ok"] for row in members if row["check"] == CONTROL), None),
                 "ok": all(row["ok"] for row in members),
             }
         )
     title = f"Parity on {rows[0]['device']}, worst max |d| / max |reference|"
-    return folded(title, COLUMNS, lines, NOTE, same=("store", "codec"))
+    return folded(title, COLUMNS, lines, NOTE, same=("store", "codec", "sees"))
 
 
 @contextmanager

@@ -16,8 +16,11 @@ from torch import Tensor
 
 from attn_variants.attend import BACKENDS, backend
 from attn_variants.backends.request import Request
+from attn_variants.cache.quantize import Codec
+from attn_variants.contract import CacheSpec, LayerCache, Step, View
 from attn_variants.decoder import Decoder
 from attn_variants.mla import ExpandedMultiHeadLatentAttention, MultiHeadLatentAttention
+from attn_variants.transient import fresh_step, transients
 
 TEXTBOOK = "textbook"
 
@@ -28,6 +31,45 @@ def reference_logits(decoder: Decoder, ids: Tensor) -> Tensor:
     with torch.inference_mode(), absorbed_below(twin, 0), _textbook_attention():
         logits: Tensor = twin(ids.cpu())
     return logits
+
+
+def moved_logits(decoder: Decoder, ids: Tensor, codec: Codec, seed: int) -> Tensor:
+    """The same where every key and value is as far off as the codec's bound allows, each to a side drawn at random.
+
+    What rounding to codes brings is off by no more, and evenly so within the bound: a root mean square of 1 / sqrt(3).
+    """
+    twin = copy.deepcopy(decoder).to(device="cpu", dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    caches: list[LayerCache] = [
+        Moved(spec, cache, codec, decoder.dtype, generator)
+        for spec, cache in zip(decoder.cache_specs, transients(decoder.cache_specs), strict=True)
+    ]
+    step = fresh_step(*ids.shape)
+    with torch.inference_mode(), absorbed_below(twin, 0), _textbook_attention():
+        return twin.compute(ids.cpu(), step, caches)
+
+
+class Moved:
+    """A layer's cache that moves what it is given by the codec's bound. Implements `LayerCache`."""
+
+    def __init__(
+        self, spec: CacheSpec, own: LayerCache, codec: Codec, dtype: torch.dtype, generator: torch.Generator
+    ) -> None:
+        self.view, self.states, self.keep = own.view, own.states, own.keep
+        self._spec = spec
+        self._own = own
+        self._codec = codec
+        self._dtype = dtype
+        self._generator = generator
+
+    def append(self, step: Step, **entries: Tensor) -> View:
+        """What the owner gives for the moved entries."""
+        for record in self._spec.records:
+            row = torch.cat([entries[entry.name] for entry in record.entries], dim=-1)
+            side = torch.randint(2, row.shape, generator=self._generator) * 2 - 1
+            row = row + side * self._codec.bound(record, row.to(self._dtype))
+            entries |= {entry.name: row[..., record.columns(entry.name)] for entry in record.entries}
+        return self._own.append(step, **entries)
 
 
 def absorbing_layers(decoder: Decoder) -> list[MultiHeadLatentAttention]:
@@ -54,21 +96,35 @@ def absorbed_below(decoder: Decoder, tokens: float) -> Iterator[None]:
 
 
 def textbook(request: Request) -> Tensor:
-    """sum over keys j <= i of exp(q_i . k_j * scale) v_j / sum of exp(q_i . k_j * scale), head by head.
+    """sum over the keys j that query i sees of exp(s_ij) v_j / (sum of exp(s_ij), and exp(sink) where there is one).
 
-    Query head h reads key head h // (H / K). Raises ValueError for what only a variant with sinks or a cap would ask.
+    s_ij = q_i . k_j * scale, capped where there is a cap; query head h reads key head h // (H / K). A key is seen that
+    is not in the future and lies in the query's window or chunk, or among the first tokens, which stay.
     """
-    if request.sink is not None or request.softcap is not None:
-        raise ValueError("the textbook attention knows neither sinks nor softcap")
     key, value = request.read()
     group = request.q.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
     scores = torch.einsum("bhid,bhjd->bhij", request.q, key) * request.scale
-    weights = scores.exp()
-    query_at, key_at = request.view.step.positions, request.view.plan.kv_positions
-    if key_at is not None:
-        weights = weights.masked_fill(key_at[:, None, None, :] > query_at[:, None, :, None], 0)
-    return torch.einsum("bhij,bhjd->bhid", weights / weights.sum(-1, keepdim=True), value)
+    if request.softcap is not None:
+        scores = request.softcap * (scores / request.softcap).tanh()
+    weights = scores.exp().masked_fill(~_seen(request)[:, None], 0)
+    total = weights.sum(-1, keepdim=True)
+    if request.sink is not None:
+        total = total + request.sink.exp()[:, None, None]
+    return torch.einsum("bhij,bhjd->bhid", weights / total, value)
+
+
+def _seen(request: Request) -> Tensor:
+    """(B, T, S) bool, from positions alone."""
+    view, spec = request.view, request.view.spec
+    assert view.plan.kv_positions is not None
+    query, key = view.step.positions[:, :, None], view.plan.kv_positions[:, None, :]
+    near = torch.ones_like(query == key)
+    if spec.window is not None:
+        near = key > query - spec.window
+    if spec.chunk is not None:
+        near = near & (key // spec.chunk == query // spec.chunk)
+    return (key <= query) & (near | (key < spec.sinks))
 
 
 @contextmanager

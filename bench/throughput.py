@@ -16,9 +16,10 @@ from .case import decoder_config, random_decoder
 from .contest import Case, Measured, Settings, contest
 from .contestants import TRANSFORMERS_CACHES, Ours
 from .measure import Timings, quantile, read_bandwidth
-from .parity import TOLERANCES, tolerance_of
+from .parity import TOLERANCES, sample_ids, tolerance_of
 from .peers import transformers_twin
 from .progress import Progress
+from .reference import reference_logits
 from .results import Report, Row
 from .tables import Column, Table, exact, figure, folded, size
 
@@ -78,21 +79,25 @@ def throughput_report(cases: Sequence[Case], settings: Settings) -> Report:
         lay_out_weights(decoder)
         for case in members:
             measured, unquiet = contest(case, settings, decoder, twins, progress)
-            report.failures += _disagreements(case, measured)
+            report.failures += _disagreements(case, settings.seed, decoder, measured)
             report.rows += throughput_rows(case, settings, decoder, measured, bandwidth, unquiet)
     progress.close()
     report.tables += _tables(report.rows, bandwidth)
     return report
 
 
-def _disagreements(case: Case, measured: Sequence[Measured]) -> Iterator[str]:
+def _disagreements(case: Case, seed: int, decoder: Decoder, measured: Sequence[Measured]) -> Iterator[str]:
     """Contestants whose logits after the prompt are not ours; both sides round, so twice the tolerance is allowed."""
     ours = measured[0].logits
     assert ours is not None
+    tolerance = TOLERANCES[case.dtype]
+    if case.codec != "plain" and len(measured) > 1:
+        ids = sample_ids(decoder, seed)
+        tolerance = tolerance_of(decoder, case.dtype, case.codec, ids, reference_logits(decoder, ids))
     for other in measured[1:]:
         assert other.logits is not None
         error = float((other.logits.double() - ours.double()).abs().max() / ours.double().abs().max())
-        if not error <= 2 * tolerance_of(case.dtype, case.codec):
+        if not error <= 2 * tolerance:
             yield (
                 f"{case}: {other.contestant.peer} ({other.contestant.setting}) computes other logits, error {error:.1e}"
             )

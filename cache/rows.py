@@ -23,7 +23,7 @@ class Row:
     """The first `length` tokens of a row, as they are stored.
 
     first:     per kind of layer the oldest position that is here besides the sinks; layers of other kinds are left out.
-    tokens:    (heads, n, width) in the order of positions, by name: "layers.0.k".
+    tokens:    (heads, n, width) in the order of positions, by name: "layers.0.k"; those that lie in slots (`coded`).
     states:    (snapshots, *shape), by name, after the last lengths up to this one.
     residual:  (heads, slots, width), by name: newest tokens in full precision, where some are coded together.
     """
@@ -46,7 +46,7 @@ def read_row(cache: KVCache, row: int, length: int, first: Mapping[str, int]) ->
         states |= _named(layer, store.read_states(row, lengths))
         residual |= _named(layer, store.read_residual(row))
         if store.kind in first:
-            positions = held_positions(store.spec, length, first[store.kind])
+            positions = coded(cache, held_positions(store.spec, length, first[store.kind]), cache._high[row])
             slots = cache._layouts[store.kind].slots(row, positions.to(cache._device))
             tokens |= _named(layer, store.read_row(row, slots))
     return Row(length, first, tokens, states, len(lengths), residual)
@@ -114,20 +114,35 @@ def share(cache: KVCache, source: int, rows: Sequence[int], length: int) -> None
 def _write(cache: KVCache, row: int, content: Row) -> None:
     cache._settle(row, content.length)
     # Older snapshots are not here: as though the row had been so far ahead that they were overwritten.
-    cache._high[row] = content.length + cache.burst - min(content.snapshots, cache.burst)
+    high = cache._high[row] = reached(cache, content.length, content.snapshots)
     for layer, store in cache._stores.items():
         store.write_states(row, content.length, _of_layer(layer, content.states))
         store.write_residual(row, _of_layer(layer, content.residual))
         if store.kind in content.first:
             layout = cache._layouts[store.kind]
-            given = held_positions(store.spec, content.length, content.first[store.kind])
-            kept = held_positions(store.spec, content.length, layout.first(row))
+            given = coded(cache, held_positions(store.spec, content.length, content.first[store.kind]), high)
+            kept = coded(cache, held_positions(store.spec, content.length, layout.first(row)), high)
             per = store.per
             stored = {
                 name: tensor[:, torch.searchsorted(once(given, per[name]), once(kept, per[name]))]
                 for name, tensor in _of_layer(layer, content.tokens).items()
             }
             store.write_row(row, layout.slots(row, kept.to(cache._device)), stored)
+
+
+def reached(cache: KVCache, length: int, snapshots: int) -> int:
+    """How far a row counts as having been that is given so many tokens and states."""
+    return length + cache.burst - min(snapshots, cache.burst)
+
+
+def coded(cache: KVCache, positions: Tensor, high: int) -> Tensor:
+    """Those of a row's positions that lie in slots; where tokens are coded together the newest wait in the residual.
+
+    On a ring their slots are still those of older tokens, with whose scales they have nothing to do.
+    """
+    if cache.together == 1:
+        return positions
+    return positions[positions < cache._sealing.sealed(high)]
 
 
 def _named(layer: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

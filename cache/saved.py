@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .layouts import held_positions, limited, span
-from .rows import Row, read_row, require_empty, write_rows
+from .rows import Row, coded, reached, read_row, require_empty, write_rows
 from .store import once
 
 if TYPE_CHECKING:
@@ -187,7 +187,8 @@ def _row(cache: KVCache, path: Path, about: Saved, at: int, tensors: Mapping[str
     states: dict[str, tuple[int, ...]] = {}
     residual: dict[str, tuple[int, ...]] = {}
     for layer, store in cache._stores.items():
-        positions = held_positions(store.spec, length, first[store.kind])
+        held_there = held_positions(store.spec, length, first[store.kind])
+        positions = coded(cache, held_there, reached(cache, length, snapshots))
         tokens |= {
             f"layers.{layer}.{name}": (heads, len(once(positions, store.per[name])), width)
             for name, (heads, width) in store.parts.items()

@@ -13,7 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 with contextlib.suppress(ImportError):
     from hypothesis import settings
 
-    settings.register_profile("tests", deadline=None, derandomize="CI" in os.environ, print_blob=True)
+    # The same examples every time; --hypothesis-profile long looks for others.
+    settings.register_profile("tests", deadline=None, derandomize=True, print_blob=True, stateful_step_count=20)
+    settings.register_profile("long", deadline=None, max_examples=2000, print_blob=True, stateful_step_count=60)
     settings.load_profile("tests")
 
 
