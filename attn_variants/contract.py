@@ -288,6 +288,18 @@ class View(Protocol):
         ...
 
 
+class FactoredView(View, Protocol):
+    """A view of numbers that are stored as codes with a scale per slot and head, for products of the codes."""
+
+    def factored(self, *names: str) -> bool:
+        """Host fact: all of these are stored so."""
+        ...
+
+    def factors(self, size: int, *names: str) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...], slice]]:
+        """As `blocks`, of float32 codes (B, heads, n, dim) still to be multiplied by scales (B, heads, n, 1)."""
+        ...
+
+
 class LayerCache(Protocol):
     """One layer's memory, as an attention module sees it."""
 

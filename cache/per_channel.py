@@ -89,6 +89,14 @@ class PerChannel:
             found.append(codes.to(work).mul_(scale).add_(middle).to(dtype))
         return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
+    def factored(self, record: Record) -> bool:
+        """No: codes have a middle too."""
+        return False
+
+    def factors(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """There are none."""
+        raise NotImplementedError
+
     def bound(self, record: Record, row: Tensor) -> Tensor:
         """(..., n, width) float64; n a multiple of `together`."""
         import torch

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 from attn_variants.contract import Entry, Record, require_size
 from attn_variants.dtypes import float_dtype
 
-from .number_codes import Float8, Integers, NumberCode, Part
+from .number_codes import CODES, SCALE, Float8, Integers, NumberCode, Part
 from .spelling import ROPE_KEY, TOGETHER, Spelled, Takes, spelled
 
 if TYPE_CHECKING:
@@ -68,6 +68,14 @@ class Codec(Protocol):
         """Back to (..., width) in this dtype."""
         ...
 
+    def factored(self, record: Record) -> bool:
+        """Whether a row is codes times one scale, so that products may be taken of the codes."""
+        ...
+
+    def factors(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Of a factored record: codes (..., width) and their scale (..., 1), float32."""
+        ...
+
     def bound(self, record: Record, row: Tensor) -> Tensor:
         """(..., width) float64: the most by which what is decoded, in the row's dtype, differs from the row."""
         ...
@@ -96,6 +104,14 @@ class Plain:
     def decode(self, record: Record, stored: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """The stored tensor itself."""
         return stored[""].to(dtype)
+
+    def factored(self, record: Record) -> bool:
+        """No: there is no scale."""
+        return False
+
+    def factors(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """There are none."""
+        raise NotImplementedError
 
     def bound(self, record: Record, row: Tensor) -> Tensor:
         """Zero."""
@@ -181,6 +197,17 @@ class ByEntry:
         for entry, prefix, columns in columns_of(record):
             row[..., columns] = self._decoded(entry, prefix, stored, working(dtype))
         return row
+
+    def factored(self, record: Record) -> bool:
+        """Where all of the row is symmetric 8-bit codes with a single scale."""
+        one_scale = self.group is None and len(record.entries) == 1 and record.dtype is None
+        byte = isinstance(self.code, Integers) and self.code.symmetric and self.code.bits == 8
+        return one_scale and byte and self._coded(record.entries[0])
+
+    def factors(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Converted, and not multiplied."""
+        codes, scale = stored[CODES], stored[SCALE]
+        return codes.float(), scale.float()
 
     def bound(self, record: Record, row: Tensor) -> Tensor:
         """Of what is coded from its step; of a rope key that is not, what its dtype cannot hold."""

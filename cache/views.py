@@ -49,20 +49,34 @@ class StoreView:
 
     def blocks(self, size: int, *names: str) -> Iterator[tuple[tuple[Tensor, ...], slice]]:
         """The same in runs of at most `size` slots (but a page at least), each with the slots it covers."""
-        if self.plan.table is None:
-            size = max(size // self._codec.together, 1) * self._codec.together
-            for start in range(0, self.plan.limit, size):
-                slots = slice(start, min(start + size, self.plan.limit))
-                yield self._read(slots, names), slots
-            return
-        for first, past in self._page_ranges(size):
-            slots = slice(first, min(past, self.plan.limit))
+        for slots in self._ranges(size):
             yield self._read(slots, names), slots
+
+    def factored(self, *names: str) -> bool:
+        """Whether all of these are codes times a scale per slot, as `factors` gives them."""
+        records = [self.spec.record_of(name) for name in names]
+        return self._residual is None and all(map(self._codec.factored, records))
+
+    def factors(self, size: int, *names: str) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...], slice]]:
+        """As `blocks`, but of codes (B, heads, n, dim) that are still to be multiplied by scales (B, heads, n, 1)."""
+        for slots in self._ranges(size):
+            found = [self._codec.factors(self._stored(self.spec.record_of(name), slots)) for name in names]
+            codes, scales = zip(*found, strict=True)
+            yield codes, scales, slots
 
     def storage(self, name: str) -> tuple[dict[str, Tensor], slice]:
         """For kernels: the stored tensors of the record that holds `name`, by codec part, and the entry's columns."""
         record = self.spec.record_of(name)
         return dict(self._memory[record.name]), record.columns(name)
+
+    def _ranges(self, size: int) -> Iterator[slice]:
+        if self.plan.table is None:
+            size = max(size // self._codec.together, 1) * self._codec.together
+            for start in range(0, self.plan.limit, size):
+                yield slice(start, min(start + size, self.plan.limit))
+            return
+        for first, past in self._page_ranges(size):
+            yield slice(first, min(past, self.plan.limit))
 
     def _page_ranges(self, size: int) -> Iterator[tuple[int, int]]:
         """Slots to read at once: long runs of neighbouring pages, which are read in place, and else `size` of them."""
@@ -94,15 +108,15 @@ class StoreView:
         return tuple(out)
 
     def _record(self, record: Record, slots: slice) -> Tensor:
-        per = self._per[record.name]
-        stored = {
-            suffix: self._part(memory, slots, per[suffix]) for suffix, memory in self._memory[record.name].items()
-        }
-        decoded = self._codec.decode(record, stored, self._dtypes[record.name])
+        decoded = self._codec.decode(record, self._stored(record, slots), self._dtypes[record.name])
         if self._residual is None or (self.plan.sealed is not None and slots.stop <= self.plan.sealed):
             return decoded
         assert self.plan.kv_positions is not None
         return self._residual.overlaid(record, self.step, decoded, self.plan.kv_positions[:, slots])
+
+    def _stored(self, record: Record, slots: slice) -> dict[str, Tensor]:
+        per = self._per[record.name]
+        return {suffix: self._part(memory, slots, per[suffix]) for suffix, memory in self._memory[record.name].items()}
 
     def _part(self, memory: Tensor, slots: slice, per: int) -> Tensor:
         """(B, heads, n, width) of one stored tensor, of which `per` slots share a row."""

@@ -11,14 +11,18 @@ Nothing of the cache's length is ever made: what a quantised or paged store dequ
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from . import flash_cpu
 from .request import Request, fold, fold_mask, unfold
+
+if TYPE_CHECKING:
+    from attn_variants.contract import FactoredView
 
 BLOCK_NUMBERS = 2**19
 """The numbers read for one block: 2 MiB in float32, so that what is made for a block is still in a core's cache when
@@ -29,6 +33,9 @@ LEAST_TOKENS = 64
 
 UNFOLDED_TOKENS = 256
 """From so many query tokens on, a block is repeated for the heads of a group rather than its mask: it is smaller."""
+
+FEW_QUERIES = 256
+"""Query heads and tokens up to which the scales of codes multiply scores rather than every number."""
 
 MANY_SCORES = 2**24
 """More than these, 64 MiB, are not kept at once where memory is read in place either."""
@@ -54,15 +61,42 @@ def blockwise(request: Request) -> Tensor:
     Besides the output it holds one block, a block's scores, and outputs of blocks that are together no larger than one.
     """
     parts: list[Part] = []
-    for tensors, slots in request.view.blocks(block_tokens(request), *_names(request)):
-        parts.append(_part(request, tensors, request.mask(slots)))
-        # Let go of it before the next one is made.
-        del tensors
+    for part in _factored_parts(request) if _factored(request) else _parts(request):
+        parts.append(part)
         if len(parts) * parts[-1][0].numel() > BLOCK_NUMBERS:
             parts = [_merged(parts)]
     if request.sink is not None:
         parts.append(_sink(request.sink, request.q, parts[0]))
     return unfold(_finished(_merged(parts)).to(request.q.dtype), request.q)
+
+
+def _parts(request: Request) -> Iterator[Part]:
+    for tensors, slots in request.view.blocks(block_tokens(request), *_names(request)):
+        part = _part(request, tensors, request.mask(slots))
+        # Let go of it before the next one is made.
+        del tensors
+        yield part
+
+
+def _factored(request: Request) -> bool:
+    """Whether key and value are codes with a scale per slot, and few enough queries meet them.
+
+    A scale then multiplies a column of scores instead of every number: many queries have more scores than numbers.
+    """
+    factored = getattr(request.view, "factored", None)
+    few = request.q.shape[1] * request.q.shape[2] <= FEW_QUERIES
+    plain = request.expand is None and not (torch.is_grad_enabled() and request.q.requires_grad)
+    return factored is not None and plain and few and bool(factored(*request.names))
+
+
+def _factored_parts(request: Request) -> Iterator[Part]:
+    """Parts of codes: scores get the key's scales, weights the value's."""
+    view = cast("FactoredView", request.view)
+    for codes, scales, slots in view.factors(block_tokens(request), *request.names):
+        (key, value), (of_key, of_value) = codes, scales
+        part = _plain(request, key, value, request.mask(slots), (of_key.mT, of_value.mT))
+        del codes, key, value
+        yield part
 
 
 def block_tokens(request: Request) -> int:
@@ -94,19 +128,27 @@ def _part(request: Request, tensors: tuple[Tensor, ...], mask: Tensor | None) ->
     return inner(request, key, value, mask)
 
 
-def _plain(request: Request, key: Tensor, value: Tensor, mask: Tensor | None) -> Part:
-    """A block's part in plain operators, in float32 at least, whatever autocast says."""
+def _plain(request: Request, key: Tensor, value: Tensor, mask: Tensor | None, scales: tuple[Tensor, ...] = ()) -> Part:
+    """A block's part in plain operators, in float32 at least, whatever autocast says.
+
+    scales: (B, K, 1, n) of key and value where these are codes.
+    """
     dtype = torch.promote_types(request.q.dtype, torch.float32)
     with _without_autocast(request.q.device.type):
         # Scaled before the product, as in the reference.
         scores = fold(request.q.to(dtype) * request.scale, key.shape[1]) @ key.to(dtype).transpose(-1, -2)
+        if scales:
+            scores = scores.mul_(scales[0])
         if request.softcap is not None:
             scores = request.softcap * torch.tanh(scores / request.softcap)
         if mask is not None:
             scores = scores.masked_fill(~fold_mask(mask, request.q.shape[1] // key.shape[1]), -math.inf)
         top = _finite(scores.detach().amax(-1, keepdim=True))
         weights = scores.sub_(top).exp_()
-        return weights @ value[..., : request.front].to(dtype), weights.sum(-1, keepdim=True), top
+        total = weights.sum(-1, keepdim=True)
+        if scales:
+            weights = weights.mul_(scales[1])
+        return weights @ value[..., : request.front].to(dtype), total, top
 
 
 def _fused(request: Request, key: Tensor, value: Tensor, mask: Tensor | None) -> Part:
