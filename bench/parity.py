@@ -132,7 +132,6 @@ def _cells(
     compared = transformers_installed() and not sight.limited
     peers = tuple(_peers(decoder, ids, dtype, device, seed)) if compared else ()
     for store, codec, backends in pairs:
-        tolerance = tolerances[store, codec]
         for name in backends:
             yield Cell(
                 decoder, variant, store, codec, name, dtype, device, ids, truth, peers, sight, tolerances[store, codec]

@@ -120,9 +120,9 @@ def test_every_store_and_codec_is_right_and_its_control_is_caught(variant, store
     if codec == "plain":
         assert {row["tolerance"] for row in report.rows} == {1e-5}
         return
-    found = max(row["error"] for row in report.rows if row["check"] == "cached")
+    found = max(row["error"] for row in report.rows if row["check"] in ("cached", "wrapped"))
     # As much as the step makes of it, or else nothing were held to anything; where tokens wait, most are exact here.
-    times = {"fp8": 6, "int4-kivi:5": 100}.get(codec, 4)
+    times = {"fp8": 6, "int4-kivi:5": 8}.get(codec, 4)
     assert all(found < row["tolerance"] < times * found for row in report.rows)
 
 
