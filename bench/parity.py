@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attn_variants.attend import BACKENDS, backend, counted
+from attn_variants.cache.layouts import layout_named
 from attn_variants.cache.quantize import codec_named
 from attn_variants.config import Geometry, GQAConfig
 from attn_variants.decoder import Decoder
@@ -125,17 +126,16 @@ def _cells(
     decoder = random_decoder(decoder_config(variant, geometry, sight), dtype=dtype, device=device, seed=seed)
     ids = sample_ids(decoder, seed)
     truth = reference_logits(decoder, ids)
-    tolerances = {
-        codec: tolerance_of(decoder, dtype, codec, ids, truth)
-        for codec in dict.fromkeys(codec for _, codec, _ in pairs)
-    }
+    tolerances = {(store, codec): tolerance_of(decoder, dtype, store, codec, ids, truth) for store, codec, _ in pairs}
     ids, truth = ids.to(device), truth.to(device)
     # A window is no option of most of transformers' classes.
     compared = transformers_installed() and not sight.limited
     peers = tuple(_peers(decoder, ids, dtype, device, seed)) if compared else ()
     for store, codec, backends in pairs:
         for name in backends:
-            yield Cell(decoder, variant, store, codec, name, dtype, device, ids, truth, peers, sight, tolerances[codec])
+            yield Cell(
+                decoder, variant, store, codec, name, dtype, device, ids, truth, peers, sight, tolerances[store, codec]
+            )
 
 
 def _cell_rows(cell: Cell) -> list[Row]:
@@ -195,7 +195,7 @@ def _row(cell: Cell, check: str, got: Tensor, wanted: Tensor, passes: Counter[st
     }
 
 
-def tolerance_of(decoder: Decoder, dtype: str, codec: str, ids: Tensor, truth: Tensor) -> float:
+def tolerance_of(decoder: Decoder, dtype: str, store: str, codec: str, ids: Tensor, truth: Tensor) -> float:
     """The largest error of logits that a cache of this dtype and codec may bring to this decoder.
 
     The dtype's, and what the codec's step makes of the reference, `truth`, on these ids: the largest of a few errors of
@@ -204,6 +204,10 @@ def tolerance_of(decoder: Decoder, dtype: str, codec: str, ids: Tensor, truth: T
     if codec == "plain":
         return TOLERANCES[dtype]
     code = codec_named(codec)
+    layout = layout_named(store, decoder.cache_specs[0], batch=1, capacity=ids.shape[1], together=code.together)
+    code = code.over(layout.together)
+    if ids.shape[1] < code.together:
+        return TOLERANCES[dtype]
     moved = (relative(moved_logits(decoder, ids, code, seed=draw), truth) for draw in range(DRAWS))
     return TOLERANCES[dtype] + max(moved)
 

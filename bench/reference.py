@@ -67,7 +67,12 @@ class Moved:
         for record in self._spec.records:
             row = torch.cat([entries[entry.name] for entry in record.entries], dim=-1)
             side = torch.randint(2, row.shape, generator=self._generator) * 2 - 1
-            row = row + side * self._codec.bound(record, row.to(self._dtype))
+            # Tokens that wait for others to be coded with are exact until then.
+            whole = row.shape[2] // self._codec.together * self._codec.together
+            front = row[:, :, :whole] + side[:, :, :whole] * self._codec.bound(
+                record, row[:, :, :whole].to(self._dtype)
+            )
+            row = torch.cat([front, row[:, :, whole:]], dim=2)
             entries |= {entry.name: row[..., record.columns(entry.name)] for entry in record.entries}
         return self._own.append(step, **entries)
 

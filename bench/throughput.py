@@ -93,7 +93,7 @@ def _disagreements(case: Case, seed: int, decoder: Decoder, measured: Sequence[M
     tolerance = TOLERANCES[case.dtype]
     if case.codec != "plain" and len(measured) > 1:
         ids = sample_ids(decoder, seed)
-        tolerance = tolerance_of(decoder, case.dtype, case.codec, ids, reference_logits(decoder, ids))
+        tolerance = tolerance_of(decoder, case.dtype, case.store, case.codec, ids, reference_logits(decoder, ids))
     for other in measured[1:]:
         assert other.logits is not None
         error = float((other.logits.double() - ours.double()).abs().max() / ours.double().abs().max())

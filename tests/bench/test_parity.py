@@ -104,7 +104,7 @@ def test_the_reference_knows_learned_sinks_and_caps(variant, option):
     assert tiny.error(given[0], wanted) < 1e-6
 
 
-@pytest.mark.parametrize("codec", ["plain", "int8", "int4:4", "fp8"])
+@pytest.mark.parametrize("codec", ["plain", "int8", "int4:4", "int4-kivi:5", "fp8"])
 @pytest.mark.parametrize("store", ["full", "ring", "paged:1", "paged:16"])
 @pytest.mark.parametrize("variant", ["mqa", "mla"])
 def test_every_store_and_codec_is_right_and_its_control_is_caught(variant, store, codec):
@@ -120,9 +120,10 @@ def test_every_store_and_codec_is_right_and_its_control_is_caught(variant, store
     if codec == "plain":
         assert {row["tolerance"] for row in report.rows} == {1e-5}
         return
-    # As much as the step makes of it and not three times what was found: else nothing were held to anything.
-    found = max(row["error"] for row in report.rows if row["check"] == "cached")
-    assert all(found < row["tolerance"] < (6 if codec == "fp8" else 4) * found for row in report.rows)
+    found = max(row["error"] for row in report.rows if row["check"] in ("cached", "wrapped"))
+    # As much as the step makes of it, or else nothing were held to anything; where tokens wait, most are exact here.
+    times = {"fp8": 6, "int4-kivi:5": 100}.get(codec, 4)
+    assert all(found < row["tolerance"] < times * found for row in report.rows)
 
 
 @pytest.mark.parametrize("sight", SEEN, ids=str)
