@@ -210,7 +210,7 @@ def test_memory_that_is_not_read_in_place_is_read_in_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("batch", "heads", "width", "tokens"), [(1, 4, 64, 1024), (1, 1, 64, 4096), (2, 4, 48, 512), (64, 8, 128, 64)]
+    ("batch", "heads", "width", "tokens"), [(1, 4, 64, 2048), (1, 1, 64, 8192), (2, 4, 48, 1024), (64, 8, 128, 64)]
 )
 def test_a_block_holds_so_many_numbers(batch, heads, width, tokens):
     view = decode_view(*(torch.zeros(1, heads, 1, width).expand(batch, -1, 9000, -1) for _ in range(2)))

@@ -24,8 +24,8 @@ from .request import Request, fold, fold_mask, unfold
 if TYPE_CHECKING:
     from attn_variants.contract import FactoredView
 
-BLOCK_NUMBERS = 2**19
-"""The numbers read for one block: 2 MiB in float32, so that what is made for a block is still in a core's cache when
+BLOCK_NUMBERS = 2**20
+"""The numbers read for one block: 2 MiB in bfloat16, so that what is made for a block is still in a core's cache when
 it is used, and yet so many that what each block costs besides (some ten operations) hardly shows."""
 
 LEAST_TOKENS = 64
