@@ -151,7 +151,7 @@ class Paged:
         """Those of the pool that the row's table names."""
         import torch
 
-        table = torch.tensor(self.tables[row], device=positions.device)
+        table = torch.tensor(self.tables[row], dtype=torch.int64, device=positions.device)
         return table[positions // self.page] * self.page + positions % self.page
 
     def take(self, other: Self, rows: Sequence[int]) -> None:
