@@ -15,6 +15,7 @@ from attn_variants.bench.reference import absorbed_below, absorbing_layers, refe
 from attn_variants.cache.layouts import Ring
 from attn_variants.cache.number_codes import Integers
 from attn_variants.cache.pages import Pages
+from attn_variants.cache.quantize import ByEntry
 from attn_variants.cache.store import Store
 from attn_variants.norm import RMSNorm
 from tests import reference as textbook
@@ -152,6 +153,13 @@ def test_a_page_that_is_not_copied_for_its_second_holder_fails(monkeypatch):
 def test_a_codec_whose_step_is_larger_than_it_says_fails(monkeypatch):
     decode = Integers.decode
     monkeypatch.setattr(Integers, "decode", lambda *given: decode(*given) * 1.05)
+    report = parity_report(["gqa"], GEOMETRY, dtypes=["float32"], codecs=["int8"], backends=["reference"])
+    assert "cached" in {row["check"] for row in report.rows if not row["ok"]}
+
+
+def test_codes_with_a_wrong_scale_fail(monkeypatch):
+    factors = ByEntry.factors
+    monkeypatch.setattr(ByEntry, "factors", lambda *given: (factors(*given)[0], factors(*given)[1] * 1.05))
     report = parity_report(["gqa"], GEOMETRY, dtypes=["float32"], codecs=["int8"], backends=["blockwise"])
     assert "cached" in {row["check"] for row in report.rows if not row["ok"]}
 

@@ -92,9 +92,9 @@ def test_parity_holds_on_every_store_and_codec_asked_for(capsys):
     }
     for row in found:
         assert row["ok"], row
-        assert row["tolerance"] == pytest.approx(
-            1e-5 + {"plain": 0, "int8": 0.04, "int4": 0.35, "fp8": 0.12}[row["codec"]]
-        )
+        # A step of 1 / 127, of 1 / 15 and of 2 ** -4 of a number, which attention averages.
+        most = {"plain": 1e-5, "int8": 0.04, "int4": 0.35, "fp8": 0.12}[row["codec"]]
+        assert row["tolerance"] == most if row["codec"] == "plain" else most / 10 < row["tolerance"] < most
 
 
 def test_throughput_measures_each_pair_and_says_which(capsys):
