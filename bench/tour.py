@@ -11,7 +11,7 @@ from .case import LLAMA_3_8B, SMALL, model_subject, variant_subject
 from .contest import Case, Settings
 from .fitting import Question
 from .memory import memory_report
-from .parity import ALSO, parity_report
+from .parity import parity_report
 from .results import Report
 from .throughput import throughput_report
 
@@ -42,7 +42,7 @@ def sections(device: str, seed: int) -> Iterator[tuple[str, Report]]:
     sized = partial(memory_report, question=Question(BATCH, CONTEXT, KV_DTYPE))
     yield "variants", sized([variant_subject(name, LLAMA_3_8B) for name in VARIANTS])
     yield "models", sized([model_subject(name) for name in MODELS])
-    parity = parity_report(list(VARIANTS), SMALL, dtypes=PARITY_DTYPES, also=ALSO, device=device, seed=seed)
+    parity = parity_report(list(VARIANTS), SMALL, dtypes=PARITY_DTYPES, device=device, seed=seed)
     yield "parity", parity
     if parity.failures:
         # How fast a wrong output comes is of no interest.
