@@ -213,6 +213,10 @@ def _own_plan(spec: CacheSpec, step: Step) -> Plan:
     return step.plans[kind]
 
 
+OWN_ENTRIES = "this layer has entries of its own to append; only one whose spec `shares` reads another's"
+"""What a layer that shares with none is told when it asks for another's view."""
+
+
 class Transient:
     """The cache of a pass without one: keeps this pass's tensors and nothing after it. Implements `LayerCache`.
 
@@ -232,7 +236,7 @@ class Transient:
 
     def view(self, step: Step) -> View:
         """Refused: this layer has entries of its own."""
-        raise ValueError("this layer has entries of its own to append; only one whose spec `shares` reads another's")
+        raise ValueError(OWN_ENTRIES)
 
     def states(self, step: Step) -> dict[str, Tensor]:
         """Zeros, in float32 where the state names no dtype: nothing came before."""

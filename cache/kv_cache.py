@@ -40,7 +40,7 @@ class KVCache:
     burst: the most tokens that a step brings to rows that hold some already, and one more than a rewind is sure to
     take back, where tokens pass out of sight or states are kept; elsewhere any number.
     pages: of a paged store's pool, for each kind of layer; None is as many as all rows can need.
-    static: fixed shapes for compiled steps, see `layouts.Full`.
+    static: fixed shapes for compiled steps, see `full.Full`.
     Raises ValueError for sizes below 1, unknown names and for layers that remember what no store holds.
     """
 

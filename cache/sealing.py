@@ -11,7 +11,8 @@ import torch
 from attn_variants.contract import Step
 
 from .accounting import residual_slots
-from .layouts import Full, Layout, require_burst
+from .full import Full
+from .layouts import Layout, require_burst
 
 if TYPE_CHECKING:
     from attn_variants.transient import Placement

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attn_variants.contract import CacheSpec, Plan, Record, Step, View
 from attn_variants.dtypes import torch_dtype
-from attn_variants.transient import own_view
+from attn_variants.transient import OWN_ENTRIES, own_view
 
 from .accounting import part_shape
 from .layouts import Layout, Moves
@@ -100,7 +100,7 @@ class Store:
 
     def view(self, step: Step) -> View:
         """Refused: this layer has entries of its own."""
-        raise ValueError("this layer has entries of its own to append; only one whose spec `shares` reads another's")
+        raise ValueError(OWN_ENTRIES)
 
     def states(self, step: Step) -> dict[str, Tensor]:
         """Every state as it stands before this step, (B, *shape); zero for a row that holds nothing."""

@@ -12,10 +12,10 @@ from attn_variants.bench.case import Sight, decoder_config, has_limits, random_d
 from attn_variants.bench.cli import main
 from attn_variants.bench.parity import parity_report
 from attn_variants.bench.reference import absorbed_below, absorbing_layers, reference_logits
-from attn_variants.cache.layouts import Ring
 from attn_variants.cache.number_codes import Integers
 from attn_variants.cache.pages import Pages
 from attn_variants.cache.quantize import ByEntry
+from attn_variants.cache.ring import Ring
 from attn_variants.cache.store import Store
 from attn_variants.norm import RMSNorm
 from tests import reference as textbook
