@@ -60,9 +60,8 @@ class StoreView:
     def factors(self, size: int, *names: str) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...], slice]]:
         """As `blocks`, but of codes (B, heads, n, dim) that are still to be multiplied by scales (B, heads, n, 1)."""
         for slots in self._ranges(size):
-            found = [self._codec.factors(self._stored(self.spec.record_of(name), slots)) for name in names]
-            codes, scales = zip(*found, strict=True)
-            yield codes, scales, slots
+            # No name holds a block while the next one is made.
+            yield *self._factors(slots, names), slots
 
     def storage(self, name: str) -> tuple[dict[str, Tensor], slice]:
         """For kernels: the stored tensors of the record that holds `name`, by codec part, and the entry's columns."""
@@ -113,6 +112,10 @@ class StoreView:
             return decoded
         assert self.plan.kv_positions is not None
         return self._residual.overlaid(record, self.step, decoded, self.plan.kv_positions[:, slots])
+
+    def _factors(self, slots: slice, names: tuple[str, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        found = [self._codec.factors(self._stored(self.spec.record_of(name), slots)) for name in names]
+        return tuple(codes for codes, _ in found), tuple(scale for _, scale in found)
 
     def _stored(self, record: Record, slots: slice) -> dict[str, Tensor]:
         per = self._per[record.name]

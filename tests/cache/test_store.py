@@ -1,11 +1,14 @@
 """A layer's memory: where tokens land, what a view reads, and what is refused before anything is written."""
 
+import weakref
+
 import pytest
 import torch
 
 from attn_variants import CacheSpec, Entry, Record, fresh_step
 from attn_variants.attend import BACKENDS, attend, backend
 from attn_variants.cache import KVCache
+from attn_variants.cache.views import StoreView
 from tests import reference
 from tests.tiny import error, same, snapshot
 
@@ -232,3 +235,45 @@ def test_a_subset_of_rows_copies_no_slot_that_is_not_read():
     (keys,) = view.dense("k")
     assert keys.shape == (2, 2, 4, 8)
     assert keys.untyped_storage().nbytes() == 2 * 2 * 4 * 8 * 8
+
+
+@pytest.mark.parametrize("read", ["blocks", "factors"])
+def test_a_block_is_let_go_of_before_the_next_is_made(read, monkeypatch):
+    cache, alive = made(codec="int8"), []
+    append(cache, 8)
+    _, view = append(cache, 1)
+    stored = StoreView._stored
+
+    def none_alive(*given):
+        assert [tensor() for tensor in alive] == [None] * len(alive)
+        return stored(*given)
+
+    monkeypatch.setattr(StoreView, "_stored", none_alive)
+    for block in getattr(view, read)(4, "k", "v"):
+        alive = [weakref.ref(tensor) for tensor in block[0]]
+        del block
+    assert alive
+
+
+def test_codes_times_their_scales_are_what_is_decoded():
+    cache = made(codec="int8", dtype="float32")
+    given = {name: tensor.float() for name, tensor in entries(SPEC, 2, 9).items()}
+    for start, stop in [(0, 8), (8, 9)]:
+        step = cache.step(2, stop - start)
+        view = cache.layers[0].append(step, **{name: tensor[:, :, start:stop] for name, tensor in given.items()})
+        cache.advance(step)
+    assert view.factored("k", "v")
+    for (codes, scales, slots), (decoded, same_slots) in zip(
+        view.factors(4, "k", "v"), view.blocks(4, "k", "v"), strict=True
+    ):
+        assert slots == same_slots
+        for code, scale, numbers in zip(codes, scales, decoded, strict=True):
+            assert torch.equal(code * scale, numbers)
+
+
+@pytest.mark.parametrize("codec", ["plain", "int8:4", "int8:asym", "int4", "fp8", "int8-kivi:4"])
+def test_only_codes_with_one_scale_are_factored(codec):
+    cache = made(codec=codec)
+    append(cache, 3)
+    _, view = append(cache, 1)
+    assert not view.factored("k", "v")
