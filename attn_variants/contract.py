@@ -239,6 +239,20 @@ class Table:
     pages: Tensor
     size: int
     runs: tuple[tuple[tuple[int, int], ...], ...]
+    _flat: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False)
+
+    def flat(self, first: int, past: int, heads: int, total: int) -> Tensor:
+        """(B * heads * (past - first),): entries `first` to `past` of every row in every head.
+
+        Of memory in which the `total` pages of a head follow those of the head before it.
+        """
+        asked = (first, past, heads, total)
+        if asked not in self._flat:
+            import torch
+
+            offsets = torch.arange(0, heads * total, total, device=self.pages.device)
+            self._flat[asked] = (self.pages[:, None, first:past] + offsets[:, None]).flatten()
+        return self._flat[asked]
 
 
 @dataclass(eq=False)
@@ -296,7 +310,7 @@ class FactoredView(View, Protocol):
         ...
 
     def factors(self, size: int, *names: str) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...], slice]]:
-        """As `blocks`, of float32 codes (B, heads, n, dim) still to be multiplied by scales (B, heads, n, 1)."""
+        """As `blocks`, of int8 codes (B, heads, n, dim) still to be multiplied by bfloat16 scales (B, heads, n, 1)."""
         ...
 
 

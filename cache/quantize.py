@@ -73,7 +73,7 @@ class Codec(Protocol):
         ...
 
     def factors(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Of a factored record: codes (..., width) and their scale (..., 1), float32."""
+        """Of a factored record: int8 codes (..., width) and their scale (..., 1), still to be multiplied."""
         ...
 
     def bound(self, record: Record, row: Tensor) -> Tensor:
@@ -205,9 +205,8 @@ class ByEntry:
         return one_scale and byte and self._coded(record.entries[0])
 
     def factors(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Converted, and not multiplied."""
-        codes, scale = stored[CODES], stored[SCALE]
-        return codes.float(), scale.float()
+        """As they are stored."""
+        return stored[CODES], stored[SCALE]
 
     def bound(self, record: Record, row: Tensor) -> Tensor:
         """Of what is coded from its step; of a rope key that is not, what its dtype cannot hold."""

@@ -210,10 +210,19 @@ def test_memory_that_is_not_read_in_place_is_read_in_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("batch", "heads", "width", "tokens"), [(1, 4, 64, 2048), (1, 1, 64, 8192), (2, 4, 48, 1024), (64, 8, 128, 64)]
+    ("batch", "heads", "width", "slots", "tokens"),
+    [
+        (1, 4, 64, 9300, 4096),
+        (1, 4, 64, 9000, 4096 + 512),
+        (1, 4, 64, 4097, 4096 + 256),
+        (1, 4, 64, 4096, 4096),
+        (1, 1, 64, 9000, 16384),
+        (2, 4, 48, 9000, 2048),
+        (64, 8, 128, 129, 64),
+    ],
 )
-def test_a_block_holds_so_many_numbers(batch, heads, width, tokens):
-    view = decode_view(*(torch.zeros(1, heads, 1, width).expand(batch, -1, 9000, -1) for _ in range(2)))
+def test_a_block_holds_so_many_numbers_and_leaves_no_scrap(batch, heads, width, slots, tokens):
+    view = decode_view(*(torch.zeros(1, heads, 1, width).expand(batch, -1, slots, -1) for _ in range(2)))
     request = blockwise.Request(torch.zeros(batch, heads, 1, width), view, ("k", "v"), 1.0)
     assert blockwise.block_tokens(request) == tokens
 

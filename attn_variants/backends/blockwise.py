@@ -18,15 +18,18 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from . import flash_cpu
+from . import coded_products, flash_cpu
 from .request import Request, fold, fold_mask, unfold
 
 if TYPE_CHECKING:
     from attn_variants.contract import FactoredView
 
-BLOCK_NUMBERS = 2**20
-"""The numbers read for one block: 2 MiB in bfloat16, so that what is made for a block is still in a core's cache when
+BLOCK_NUMBERS = 2**21
+"""The numbers read for one block: 4 MiB in bfloat16, so that what is made for a block is still in the CPU's cache when
 it is used, and yet so many that what each block costs besides (some ten operations) hardly shows."""
+
+LARGEST_PAGE = 256
+"""Tokens; a block of some of them more still holds whole pages."""
 
 LEAST_TOKENS = 64
 """The shortest block: below it, matrix products are slow whatever lies in the cache."""
@@ -94,20 +97,25 @@ def _factored_parts(request: Request) -> Iterator[Part]:
     view = cast("FactoredView", request.view)
     for codes, scales, slots in view.factors(block_tokens(request), *request.names):
         (key, value), (of_key, of_value) = codes, scales
-        part = _plain(request, key, value, request.mask(slots), (of_key.mT, of_value.mT))
+        part = _plain(request, key, value, request.mask(slots), (of_key, of_value))
         del codes, key, value
         yield part
 
 
 def block_tokens(request: Request) -> int:
-    """Slots in a block: a power of two, so that pages fit.
+    """Slots in a block: a power of two, so that pages fit, or up to a quarter more where a scrap would be left over.
 
     Forced, three blocks at least, so that a comparison needs no long cache.
     """
     limit = request.view.plan.limit
     per_slot = request.q.shape[0] * sum(_numbers(request, name) for name in _names(request))
     tokens = max(LEAST_TOKENS, 1 << (max(1, BLOCK_NUMBERS // per_slot).bit_length() - 1))
-    return min(tokens, -(-limit // 3)) if request.forced == "blockwise" else tokens
+    if request.forced == "blockwise":
+        return min(tokens, -(-limit // 3))
+    blocks, scrap = divmod(limit, tokens)
+    if blocks and 4 * scrap < tokens >= 4 * LARGEST_PAGE:
+        tokens += -(-scrap // blocks // LARGEST_PAGE) * LARGEST_PAGE
+    return tokens
 
 
 def _names(request: Request) -> tuple[str, ...]:
@@ -131,14 +139,11 @@ def _part(request: Request, tensors: tuple[Tensor, ...], mask: Tensor | None) ->
 def _plain(request: Request, key: Tensor, value: Tensor, mask: Tensor | None, scales: tuple[Tensor, ...] = ()) -> Part:
     """A block's part in plain operators, in float32 at least, whatever autocast says.
 
-    scales: (B, K, 1, n) of key and value where these are codes.
+    scales: (B, K, n, 1) of key and value where these are codes.
     """
     dtype = torch.promote_types(request.q.dtype, torch.float32)
     with _without_autocast(request.q.device.type):
-        # Scaled before the product, as in the reference.
-        scores = fold(request.q.to(dtype) * request.scale, key.shape[1]) @ key.to(dtype).transpose(-1, -2)
-        if scales:
-            scores = scores.mul_(scales[0])
+        scores = _scores(request, key, scales[0] if scales else None, dtype)
         if request.softcap is not None:
             scores = request.softcap * torch.tanh(scores / request.softcap)
         if mask is not None:
@@ -147,8 +152,18 @@ def _plain(request: Request, key: Tensor, value: Tensor, mask: Tensor | None, sc
         weights = scores.sub_(top).exp_()
         total = weights.sum(-1, keepdim=True)
         if scales:
-            weights = weights.mul_(scales[1])
+            weights = weights.mul_(scales[1].mT)
         return weights @ value[..., : request.front].to(dtype), total, top
+
+
+def _scores(request: Request, key: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """q k^T * scale, (B, K, G * T, n), before a softcap."""
+    q = fold(request.q, key.shape[1])
+    if scales is None:
+        # Scaled before the product, as in the reference.
+        return (q.to(dtype) * request.scale) @ key.to(dtype).mT
+    products = coded_products.coded_products(q, key) if coded_products.takes(q, key) else q.to(dtype) @ key.to(dtype).mT
+    return products.mul_(scales.mT.to(dtype) * request.scale)
 
 
 def _fused(request: Request, key: Tensor, value: Tensor, mask: Tensor | None) -> Part:
