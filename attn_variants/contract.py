@@ -248,9 +248,7 @@ class Table:
         """
         asked = (first, past, heads, total)
         if asked not in self._flat:
-            import torch
-
-            offsets = torch.arange(0, heads * total, total, device=self.pages.device)
+            offsets = self.pages.new_tensor(range(0, heads * total, total))
             self._flat[asked] = (self.pages[:, None, first:past] + offsets[:, None]).flatten()
         return self._flat[asked]
 

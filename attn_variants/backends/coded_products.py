@@ -28,5 +28,5 @@ def coded_products(q: Tensor, codes: Tensor) -> Tensor:
         for row in range(batch)
         for head in range(heads)
     ]
-    joined: Tensor = torch.stack(products)
-    return joined.unflatten(0, (batch, heads)).float()
+    joined: Tensor = torch.stack(products).unflatten(0, (batch, heads))
+    return joined.float()
