@@ -86,6 +86,9 @@ class Sight:
         return ", ".join(f"{name} {value}" for name, value in given.items()) or "all"
 
 
+SEES_ALL = Sight()
+
+
 @dataclass(frozen=True)
 class Subject:
     """Something whose cache is sized: its name, its cache, and that of MHA at its sizes."""
@@ -134,7 +137,7 @@ def decoder_config(variant: str, geometry: Geometry, sight: Sight | None = None)
     """The decoder of these sizes around that variant. Raises ValueError for limits that the variant does not have."""
     kind = variant_named(variant).config
     config = DecoderConfig.from_geometry(geometry, kind)
-    if sight is None or sight == Sight():
+    if sight is None or sight == SEES_ALL:
         return config
     if not has_limits(variant):
         raise ValueError(f"{variant} has no windows, chunks or sinks, and {sight} was asked for; leave them out")

@@ -5,6 +5,7 @@ Exit codes: 0, 1 a check failed, 2 usage or bad input, 130 interrupted.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -24,6 +25,7 @@ from .asked import buildable, dtypes_named, question, require_ready, storable, v
 from .case import (
     LLAMA_3_8B,
     PRESET_GEOMETRIES,
+    SEES_ALL,
     SMALL,
     Sight,
     model_subject,
@@ -186,7 +188,7 @@ def parity(
         codecs=codecs,
         also=ALSO if brief else (),
         backends=backends,
-        sight=None if sight == Sight() else sight,
+        sight=None if sight == SEES_ALL else sight,
         device=device,
         seed=common.seed,
     )
@@ -199,6 +201,7 @@ def throughput(
     ctx: typer.Context,
     common: Common,
     stored: Stored,
+    sight: Sight,
     geometry: Geometry = SMALL,
     preset: Annotated[
         str | None,
@@ -212,20 +215,28 @@ def throughput(
     dtype: Dtypes = None,
     against: Annotated[str | None, typer.Option(help="A peer on the same weights: transformers.")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Measure compiled decode steps too.")] = False,
+    shuffled: Annotated[
+        bool, typer.Option("--shuffled", help="Pages lie in random order in a pool twice as large as needed.")
+    ] = False,
     repeats: Annotated[int, typer.Option(help="Turns of each contestant.")] = 5,
     warmup: Annotated[int, typer.Option(help="Untimed steps before them.")] = 3,
 ) -> None:
-    """How fast? Prefill and decode at a context that is really cached, beside what memory allows."""
+    """How fast? Prefill and decode at a context that is really cached, beside what memory allows.
+
+    Stores and codecs of one decoder take turns, so that their steps can be compared.
+    """
     require_ready(common)
-    require_positive(repeats=repeats, warmup=warmup)
+    require_positive(repeats=repeats, warmup=warmup, window=sight.window, chunk=sight.chunk)
     subject = "small" if geometry == SMALL else "as given"
     if preset is not None:
         if sizes := given(ctx, *GEOMETRY):
             raise ValueError(f"{', '.join(sizes)} and --preset-geometry exclude each other; give one of them")
         subject, (own, geometry) = preset, preset_geometry(preset)
         variant = variant or [own]
-    variants = buildable(variants_named(variant), geometry)
-    stores, codecs = storable(stored, variants, geometry, static=compiled)
+    variants = buildable(variants_named(variant), geometry, sight)
+    stores, codecs = storable(stored, variants, geometry, static=compiled, sight=sight)
+    if shuffled and not any(store.startswith("paged") for store in stores):
+        raise ValueError(f"--shuffled is about pages, and --store is {','.join(stores)}; add one such as paged:64")
     contexts = numbered("--context", context or ["512", "2048"])
     batches = numbered("--batch", batch or ["1"])
     dtypes = dtypes_named(dtype or ["float32"])
@@ -234,16 +245,15 @@ def throughput(
     from .contest import Case, Settings
     from .throughput import throughput_report
 
+    held = tuple(itertools.product(stores, codecs))
     cases = [
-        Case(subject, name, geometry, kind, rows, tokens, store, codec)
+        Case(subject, name, geometry, kind, rows, tokens, held, sight)
         for name in variants
         for kind in dtypes
         for rows in batches
         for tokens in contexts
-        for store in stores
-        for codec in codecs
     ]
-    settings = Settings(device, common.seed, against, compiled, repeats, warmup)
+    settings = Settings(device, common.seed, against, compiled, shuffled, repeats, warmup)
     finish(ctx, throughput_report(cases, settings), common, device)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from attn_variants.config import Geometry
 from attn_variants.decoder import Decoder
 
+from .case import SEES_ALL, Sight
 from .contestants import Compiled, Contestant, Ours, Transformers
 from .measure import Quiet, Timings, largest_allocation
 from .progress import Progress
@@ -36,7 +37,10 @@ WARM_UP_TOKENS = 64
 
 @dataclass(frozen=True)
 class Case:
-    """One decoder at one batch size and context; `subject` is what the reader calls it."""
+    """One decoder at one batch size and context, on several stores; `subject` is what the reader calls it.
+
+    stores: (store, codec) each.
+    """
 
     subject: str
     variant: str
@@ -44,17 +48,17 @@ class Case:
     dtype: str
     batch: int
     context: int
-    store: str = "full"
-    codec: str = "plain"
+    stores: tuple[tuple[str, str], ...] = (("full", "plain"),)
+    sight: Sight = SEES_ALL
 
     def __str__(self) -> str:
-        sizes = f"{self.dtype} batch {self.batch} context {self.context}"
-        return f"{self.subject} {self.variant} {self.store} {self.codec} {sizes}"
+        sees = f" {self.sight}" if self.sight.limited else ""
+        return f"{self.subject} {self.variant}{sees} {self.dtype} batch {self.batch} context {self.context}"
 
     @property
-    def weights(self) -> tuple[str, Geometry, str]:
+    def weights(self) -> tuple[str, Geometry, str, Sight]:
         """What decides the decoder: cases that agree share one."""
-        return self.variant, self.geometry, self.dtype
+        return self.variant, self.geometry, self.dtype, self.sight
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Settings:
     seed: int = 0
     against: str | None = None
     compiled: bool = False
+    shuffled: bool = False
     repeats: int = 5
     warmup: int = 3
 
@@ -117,12 +122,13 @@ def _entered(
     """The contestants of a case, each on an empty cache that holds every step to come."""
     steps = 2 * settings.warmup + settings.repeats * TURN_STEPS + 1
     capacity = case.context + steps
-    sizes: dict[str, Any] = {"batch": case.batch, "capacity": capacity, "store": case.store, "codec": case.codec}
-    contestants: list[Contestant] = [Ours(decoder, **sizes)]
-    if settings.compiled:
-        contestants.append(Compiled(decoder, **sizes))
-    contestants += [Transformers(twin, cache=cache, capacity=capacity) for cache, twin in twins.items()]
-    return contestants
+    contestants: list[Contestant] = []
+    for store, codec in case.stores:
+        sizes: dict[str, Any] = {"batch": case.batch, "capacity": capacity, "store": store, "codec": codec}
+        contestants.append(Ours(decoder, **sizes, shuffled=settings.shuffled))
+        if settings.compiled:
+            contestants.append(Compiled(decoder, **sizes))
+    return contestants + [Transformers(twin, cache=cache, capacity=capacity) for cache, twin in twins.items()]
 
 
 def _prefill(case: Case, settings: Settings, measured: Sequence[Measured], quiet: Quiet, progress: Progress) -> None:

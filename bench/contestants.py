@@ -28,6 +28,8 @@ class Contestant(Protocol):
     """One decoder on one cache. Ids are (B, T), logits those of the last token, (B, 1, vocab)."""
 
     ways: tuple[str, ...]
+    store: str
+    codec: str
 
     @property
     def peer(self) -> str:
@@ -62,7 +64,10 @@ class Contestant(Protocol):
 
 
 class Ours:
-    """Our decoder on one of our stores."""
+    """Our decoder on one of our stores.
+
+    shuffled: pages lie in random order in a pool of twice as many as are needed, as in one that was long in use.
+    """
 
     peer = "attn-variants"
     ways: tuple[str, ...] = ("eager",)
@@ -77,18 +82,18 @@ class Ours:
         store: str = "full",
         codec: str = "plain",
         static: bool = False,
+        shuffled: bool = False,
     ) -> None:
+        self.store, self.codec = store, codec
         self._decoder = decoder
-        self._cache = KVCache(
-            decoder.cache_specs,
-            batch=batch,
-            capacity=capacity,
-            dtype=decoder.dtype,
-            device=decoder.device,
-            store=store,
-            codec=codec,
-            static=static,
-        )
+        sizes: dict[str, Any] = {"batch": batch, "capacity": capacity, "dtype": decoder.dtype, "store": store}
+        sizes |= {"codec": codec, "static": static, "burst": warm_pass(batch, capacity)}
+        pools = KVCache(decoder.cache_specs, **sizes, device="meta").pools if shuffled else []
+        if pools:
+            sizes["pages"] = 2 * max(pool.total for pool in pools)
+        self._cache = KVCache(decoder.cache_specs, **sizes, device=decoder.device)
+        for pool in self._cache.pools if shuffled else ():
+            pool.shuffle(seed=0)
 
     def choose(self, way: str) -> None:
         """There is one way."""
@@ -99,7 +104,7 @@ class Ours:
 
     def prefill(self, ids: Tensor) -> Tensor:
         """Fill the empty cache; the last token's logits."""
-        return in_passes(self._forward, ids)
+        return in_passes(self._forward, ids, self._cache.capacity)
 
     def decode(self, token: Tensor) -> Tensor:
         """One step."""
@@ -152,6 +157,7 @@ class Transformers:
 
     peer = "transformers"
     ways: tuple[str, ...] = ("sdpa", "eager")
+    store, codec = "full", "plain"
 
     def __init__(self, twin: PreTrainedModel, *, cache: str, capacity: int) -> None:
         self._twin = twin
@@ -178,7 +184,7 @@ class Transformers:
 
     def prefill(self, ids: Tensor) -> Tensor:
         """Fill the empty cache; the last token's logits."""
-        return in_passes(self.decode, ids)
+        return in_passes(self.decode, ids, self._capacity)
 
     def decode(self, token: Tensor) -> Tensor:
         """One step."""
@@ -200,14 +206,22 @@ class Transformers:
         return StaticCache(config=self._twin.config, max_cache_len=self._capacity)
 
 
-def in_passes(forward: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+def in_passes(forward: Callable[[Tensor], Tensor], ids: Tensor, capacity: int) -> Tensor:
     """The last logits of ids (B, T) that go through in passes of bounded size."""
     rows, tokens = ids.shape
     done = 0
     while done < tokens:
-        # A pass over a warm cache has a mask of its tokens by all before them; the first has none.
-        most = PASS_TOKENS if not done else min(PASS_TOKENS, PASS_MASK // tokens)
-        piece = ids[:, done : done + max(1, most // rows)]
+        piece = ids[:, done : done + (warm_pass(rows, capacity) if done else first_pass(rows))]
         logits = forward(piece)
         done += piece.shape[1]
     return logits
+
+
+def first_pass(rows: int) -> int:
+    """The most tokens of each row in the pass that comes first, which needs no mask."""
+    return max(1, PASS_TOKENS // rows)
+
+
+def warm_pass(rows: int, capacity: int) -> int:
+    """The most of each row in a later pass, which has a mask of its tokens by all before them; 1 if there is none."""
+    return max(1, min(PASS_TOKENS, PASS_MASK // capacity) // rows) if capacity > first_pass(rows) else 1

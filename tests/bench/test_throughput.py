@@ -17,13 +17,14 @@ from attn_variants import VARIANTS, Decoder
 from attn_variants.bench import contest as contest_module
 from attn_variants.bench import contestants
 from attn_variants.bench import throughput as module
-from attn_variants.bench.case import PRESET_GEOMETRIES, decoder_config, random_decoder
+from attn_variants.bench.case import PRESET_GEOMETRIES, Sight, decoder_config, random_decoder
 from attn_variants.bench.cli import main
 from attn_variants.bench.contest import Case, Settings
 from attn_variants.bench.contestants import Compiled, Ours, Transformers
 from attn_variants.bench.measure import Quiet, Timings, largest_allocation, quantile
 from attn_variants.bench.peers import transformers_twin
 from attn_variants.bench.throughput import throughput_report, weight_bytes_read
+from attn_variants.cache.quantize import ByEntry
 from tests import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def report(variant: str = "gqa", *, contexts: tuple[int, ...] = (20,), batch: int = 2, **settings: Any) -> Any:
-    cases = [Case("tiny", variant, GEOMETRY, "float32", batch, context) for context in contexts]
+    named = {name: settings.pop(name) for name in ("stores", "sight") if name in settings}
+    cases = [Case("tiny", variant, GEOMETRY, "float32", batch, context, **named) for context in contexts]
     return throughput_report(cases, Settings(**{"device": "cpu", "repeats": 2, "warmup": 1} | settings))
 
 
@@ -229,7 +231,7 @@ def test_cores_that_others_used_make_a_run_unquiet():
 def test_contexts_are_columns_of_a_second_table():
     table = report(contexts=(5, 9)).tables[1]
     assert [column.heading for column in table.columns] == ["by", "at 5", "at 9"]
-    assert table.title == "Decode tokens/s, subject tiny, variant gqa, store full, codec plain, dtype float32, batch 2"
+    assert table.title == "Decode tokens/s, subject tiny, variant gqa, dtype float32, batch 2, store full, codec plain"
     assert len(table.rows) == 1
 
 
@@ -290,6 +292,64 @@ def test_a_long_prompt_goes_through_in_passes_whose_masks_are_bounded(monkeypatc
         seen.append(piece)
         return piece[:, -1:]
 
-    assert contestants.in_passes(forward, ids).tolist() == [[49], [99]]
+    assert contestants.in_passes(forward, ids, 50).tolist() == [[49], [99]]
     assert torch.equal(torch.cat(seen, dim=1), ids)
     assert [piece.shape[1] for piece in seen] == [10] + [3] * 13 + [1]
+
+
+def test_stores_of_one_decoder_take_turns_and_are_compared_with_the_full_one():
+    stores = (("full", "plain"), ("paged:4", "plain"), ("full", "int8"))
+    found = report(stores=stores, shuffled=True)
+    assert found.failures == []
+    rows = found.rows[1::2]
+    assert [(row["store"], row["codec"], row["shuffled"]) for row in rows] == [
+        ("full", "plain", False),
+        ("paged:4", "plain", True),
+        ("full", "int8", False),
+    ]
+    full, paged, coded = rows
+    assert full["over_full"] is None
+    for row in (paged, coded):
+        assert row["over_full"] == pytest.approx(row["ms_p50"] / full["ms_p50"])
+    # 20 tokens, 2 * 1 + 2 * 8 + 1 to come: 10 pages for each of 2 rows, twice, and page 0; 2 layers, k and v, 2 heads.
+    assert paged["cache_bytes"] == 2 * 2 * 2 * 8 * 4 * 4 * (2 * 2 * 10 + 1)
+    assert coded["cache_bytes"] == 2 * 2 * 2 * (8 + 2) * 2 * 39
+    assert "step / full's" in [column.heading for column in found.tables[0].columns]
+    assert "step / full's" not in [column.heading for column in report().tables[0].columns]
+
+
+def test_a_shuffled_pool_is_not_read_in_the_order_of_its_memory():
+    decoder = random_decoder(decoder_config("gqa", GEOMETRY), dtype="float32", device="cpu", seed=0)
+    contestant = Ours(decoder, batch=1, capacity=64, store="paged:4", shuffled=True)
+    with torch.inference_mode():
+        contestant.prefill(torch.ones(1, 60, dtype=torch.int64))
+    (layout,) = contestant._cache._layouts.values()
+    assert len(layout.tables[0]) == 15
+    assert sorted(layout.tables[0]) != list(range(1, 16))
+    assert layout.tables[0] != sorted(layout.tables[0])
+
+
+def test_a_window_is_measured_on_a_ring_and_over_passes(monkeypatch):
+    monkeypatch.setattr(contestants, "PASS_TOKENS", 16)
+    monkeypatch.setattr(contestants, "PASS_MASK", 200)
+    found = report(batch=1, contexts=(30,), sight=Sight(window=8), stores=(("full", "plain"), ("ring", "plain")))
+    assert found.failures == []
+    full, ring = found.rows[1::2]
+    assert full["sees"] == ring["sees"] == "window 8"
+    # A later pass brings 200 / 49 = 4 tokens to a warm row: a window and three more.
+    assert ring["cache_bytes"] == 2 * 2 * 2 * 8 * 4 * (8 + 4 - 1)
+    assert full["cache_bytes"] == 2 * 2 * 2 * 8 * 4 * 49
+    assert "sees window 8" in found.tables[0].title
+
+
+def test_a_store_that_computes_something_else_fails_the_run(monkeypatch):
+    decode = ByEntry.decode
+    monkeypatch.setattr(ByEntry, "decode", lambda *given: decode(*given).flip(-1))
+    monkeypatch.setattr(contestants, "PASS_TOKENS", 16)
+    stores = (("full", "plain"), ("full", "int4"))
+    assert any("full int4" in failure for failure in report(stores=stores, batch=1).failures)
+
+
+def test_a_pool_without_pages_cannot_be_shuffled(capsys):
+    assert main(["throughput", *SIZES, "--shuffled"]) == 2
+    assert "--shuffled is about pages, and --store is full" in capsys.readouterr().err
