@@ -15,7 +15,8 @@ from attn_variants.dtypes import float_dtype
 from attn_variants.transient import Placement, Shared, owners, place
 
 from .accounting import require_storable, residual_slots
-from .layouts import kind_of, layout_named, planned
+from .full import Full
+from .layouts import kind_of, layout_named, limited, planned
 from .occupancy import CacheBytes, occupancy
 from .paged import Paged
 from .pages import Pages
@@ -143,6 +144,18 @@ class KVCache:
     def lengths(self) -> Tensor:
         """(batch,) int64: tokens each row holds."""
         return torch.tensor(self._lengths, device=self._device)
+
+    def length(self, row: int) -> int:
+        """The same of one row, known without asking a device."""
+        return self._lengths[row]
+
+    @property
+    def most_at_once(self) -> int | None:
+        """The most tokens that a step may bring to a row that holds some: `burst`, or None where any number may come."""
+        kept_back = self.together > 1 or any(
+            limited(self._kinds[kind]) and not isinstance(layout, Full) for kind, layout in self._layouts.items()
+        )
+        return self.burst if kept_back else None
 
     def step(
         self,
