@@ -85,7 +85,6 @@ def test_a_residual_lost_to_rounding_is_the_target():
     p = doubles([0.25, 0.75 - 1e-16])
     assert p[1] < q[1]
     assert torch.equal(residual(p, q), p)
-    assert verified(torch.stack([p, p]), [1], q[None], grid(accept=1 - 1e-17, follow=0.1)) == Verified(1, 0)
     assert verified(torch.stack([p, p]), [1], q[None], grid(accept=float(p[1] / q[1]), follow=0.1)) == Verified(0, 0)
 
 
@@ -166,18 +165,18 @@ def test_low_precision_probabilities_are_taken_as_they_are(dtype):
 
 
 def test_many_blocks_have_the_distribution_of_the_target():
-    """Pairs of tokens of 20,000 blocks; chains of the target itself as they are."""
+    """The first two tokens of 10,000 blocks, whose next place depends on the last token."""
     size = 4
     target, draft = distributions(size + 1, size, 10, 0.2), distributions(size + 1, size, 20, 0.2)
     expected = {(x, y): float(target[size, x] * target[x, y]) for x, y in product(range(size), repeat=2)}
     pairs = Counter()
     uniform = uniforms(1)
-    for _ in range(DRAWS):
+    for _ in range(DRAWS // 2):
         first = drawn(draft[size], uniform(0, "draft"))
         second = drawn(draft[first], uniform(1, "draft"))
         rows, q = target[[size, first, second]], draft[[size, first]]
         done = verified(rows, [first, second], q, uniform)
-        ids = [first, second][: done.accepted] + [done.token]
+        ids = [*(first, second)[: done.accepted], done.token]
         if len(ids) == 1:
             ids.append(drawn(target[ids[0]], uniform(1, "draw")))
         pairs[ids[0], ids[1]] += 1
