@@ -62,6 +62,11 @@ class Follower:
         del self._rows[row]
         self.cache.free([row])
 
+    def stands(self, row: int) -> tuple[int, int]:
+        """The length and the last token of the row's sequence."""
+        ids = self._rows[row].ids
+        return len(ids), ids[-1]
+
     def most(self, row: int) -> int:
         """How many tokens can be guessed behind the row's sequence, the last of them never being fed."""
         return min(self.cache.burst - 1, self.cache.capacity - len(self._rows[row].ids) + 1)
