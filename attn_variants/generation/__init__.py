@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .loop import Result, Token, generate, stream
+from .sampling import GREEDY, Sampling
 from .stopping import Stopping
 
-__all__ = ["Result", "Stopping", "Token", "generate", "stream"]
+__all__ = ["GREEDY", "Result", "Sampling", "Stopping", "Token", "generate", "stream"]
