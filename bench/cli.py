@@ -292,6 +292,50 @@ def generate(
 
 @app.command()
 @spread
+def score(
+    ctx: typer.Context,
+    common: Common,
+    stored: Stored,
+    model: Annotated[str, typer.Option(help="A Hugging Face folder, or a model that was fetched.")],
+    text: Annotated[str, typer.Option(help="A UTF-8 file; - reads stdin.")],
+    dtype: Annotated[
+        list[str] | None, typer.Option(help=f"Dtypes to compute in, {SEVERAL}.", show_default="the checkpoint's")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Score the first tokens of the text only.")] = None,
+    chunk: Annotated[
+        int,
+        typer.Option(help="Tokens per step through the cache. The first step is exact whatever the codec; 1 decodes."),
+    ] = 16,
+) -> None:
+    """Perplexity of a text per variant, store and codec: what a codec costs in quality, beside its bytes.
+
+    MLA is scored with its own cache and with the expanded one. full and plain always run, to compare the others with.
+    """
+    require_ready(common)
+    require_positive(chunk=chunk)
+    if max_tokens is not None and max_tokens < 2:
+        raise ValueError(f"--max-tokens ({max_tokens}) must be at least 2: the first token has none before it")
+    stores, codecs = listed("--store", [stored.store]), listed("--codec", [stored.codec])
+    dtypes = dtypes_named(dtype) if dtype else [None]
+    device = resolved_device(common)
+
+    from .score import read_text, score_report
+
+    report = score_report(
+        model,
+        read_text(text),
+        dtypes=dtypes,
+        stores=stores,
+        codecs=list(dict.fromkeys(codec_named(name).name for name in codecs)),
+        max_tokens=max_tokens,
+        chunk=chunk,
+        device=device,
+    )
+    finish(ctx, report, common, device)
+
+
+@app.command()
+@spread
 def fetch(
     ctx: typer.Context,
     common: Common,
