@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .loop import Result, Token, generate, stream
-from .stopping import Stopping
+from .stopping import Stopping, Watch
 
-__all__ = ["Result", "Stopping", "Token", "generate", "stream"]
+__all__ = ["Result", "Stopping", "Token", "Watch", "generate", "stream"]
