@@ -314,12 +314,14 @@ def test_stop_strings_are_found_as_in_the_whole_text(tokens, strings):
 PATTERNS = [r"a+b", r"a{3}", r"b+?a", r"(?:ab)+\.", r"b(?=a)", r"(?<=a)\.", r"^b", r"\.$", r"(a|b)\1\.", r"a[^b]*?\.b"]
 
 
-@given(TOKENS, st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3))
-def test_regular_expressions_are_found_as_in_the_whole_text(tokens, patterns):
+@given(TOKENS, st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=3), st.text("ab.", min_size=4, max_size=6))
+def test_regular_expressions_beside_a_string_are_found_as_in_the_whole_text(tokens, patterns, string):
     def find(text):
-        return [("regex", found.start()) for pattern in patterns if (found := regex.search(pattern, text))]
+        strings = [("string", text.find(string))] if string in text else []
+        return strings + [("regex", found.start()) for pattern in patterns if (found := regex.search(pattern, text))]
 
-    assert ended(tokens, Stopping(len(tokens), regex=patterns))[:3] == oracle(tokens, find)
+    stopping = Stopping(len(tokens), regex=patterns, strings=string)
+    assert ended(tokens, stopping)[:3] == oracle(tokens, find)
 
 
 VALUES = st.recursive(
