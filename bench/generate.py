@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attn_variants.architectures import decoder_config
@@ -15,9 +15,6 @@ from attn_variants.generation import Stopping, stream
 
 from .results import Report, Row
 from .tables import Column, Table, figure, size
-
-UNFINISHED = "\ufffd"
-"""What a tokenizer decodes the first bytes of a character to, until the rest of them has come."""
 
 COLUMNS = (
     Column("prompt_tokens", "prompt tokens"),
@@ -59,7 +56,7 @@ def generate_report(
 def _generated(
     decoder: Decoder,
     prompt: list[int],
-    decode: Callable[[list[int]], str],
+    decode: Callable[[Sequence[int]], str],
     max_new_tokens: int,
     say: Callable[[str], None],
     *,
@@ -75,29 +72,24 @@ def _generated(
         store=store,
         codec=codec,
     )
-    ids: list[int] = []
-    text, said, reason = "", 0, "length"
     start = time.perf_counter()
     first = last = start
-    for token in stream(decoder, [prompt], stopping=Stopping(max_new_tokens), cache=cache):
+    result = None
+    for token in stream(decoder, [prompt], stopping=Stopping(max_new_tokens), cache=cache, decode=decode):
         last = time.perf_counter()
-        first = first if ids else last
-        ids.append(token.id)
-        reason = token.reason or reason
-        # An end token is no text.
-        text = decode(ids[:-1] if reason == "eos" else ids)
-        if not text.endswith(UNFINISHED):
-            say(text[said:])
-            said = len(text)
-    say(text[said:] + "\n")
+        first = last if first == start else first
+        say(token.text)
+        result = token.result
+    say("\n")
+    assert result is not None
     return {
-        "prompt_tokens": len(prompt),
-        "new_tokens": len(ids),
-        "text": text,
-        "ids": ids,
-        "reason": reason,
+        "prompt_tokens": result.prompt_tokens,
+        "new_tokens": result.new_tokens,
+        "text": result.text,
+        "ids": list(result.ids),
+        "reason": result.reason,
         "ttft_ms": (first - start) * 1e3,
-        "tokens_per_s": (len(ids) - 1) / (last - first) if len(ids) > 1 else None,
+        "tokens_per_s": (result.new_tokens - 1) / (last - first) if result.new_tokens > 1 else None,
         "store": store,
         "codec": codec,
         "cache_bytes": cache.nbytes,

@@ -28,8 +28,9 @@ from torch import Tensor
 from attn_variants.config import Geometry
 from attn_variants.decoder import Decoder
 from attn_variants.generation.drafts import ModelDraft, ModelDrafting, Pick, Proposal, require_vocabulary
+from attn_variants.generation.draws import draw
 from attn_variants.generation.following import Follower
-from attn_variants.generation.verification import drawn, one_hot
+from attn_variants.generation.verification import one_hot
 
 Guess = tuple[int, int, int, tuple[int, ...]]
 """A row, the length and last token of its sequence, and what was proposed behind it."""
@@ -127,7 +128,7 @@ class MixedDrafting(ModelDrafting):
             model = self._model.after(dict(zip(rows, proposed, strict=True)))
             both = (_distributions(each, rows, proposed, pick) for each in (model, logits))
             mixtures = torch.stack([mixed(p, r, self._draft.acceptance) for p, r in zip(*both, strict=True)])
-            tokens = tuple(drawn(mixture, self._draws.random()) for mixture in mixtures)
+            tokens = tuple(draw(mixture, self._draws.random()) for mixture in mixtures)
             self._draft.script.append(Line(_guesses(self, rows, proposed), tokens, mixtures))
             return tokens, mixtures
 

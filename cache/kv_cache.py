@@ -151,7 +151,7 @@ class KVCache:
 
     @property
     def most_at_once(self) -> int | None:
-        """The most tokens that a step may bring to a row that holds some: `burst`, or None where any number may come."""
+        """The most tokens that a step may bring to a row that holds some: `burst`, or None where it may be any."""
         kept_back = self.together > 1 or any(
             limited(self._kinds[kind]) and not isinstance(layout, Full) for kind, layout in self._layouts.items()
         )

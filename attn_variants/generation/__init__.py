@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
-from .loop import Result, Token, generate, stream
+from .choices import Vote, best_of, majority_vote
+from .drafts import ModelDraft
+from .lookup import Lookup
+from .loop import generate, stream
+from .row import Result, Token
 from .sampling import GREEDY, Sampling
 from .scoring import perplexity, score
-from .stopping import Stopping
+from .stopping import Stopping, Watch
 
-__all__ = ["GREEDY", "Result", "Sampling", "Stopping", "Token", "generate", "perplexity", "score", "stream"]
+__all__ = [
+    "GREEDY",
+    "Lookup",
+    "ModelDraft",
+    "Result",
+    "Sampling",
+    "Stopping",
+    "Token",
+    "Vote",
+    "Watch",
+    "best_of",
+    "generate",
+    "majority_vote",
+    "perplexity",
+    "score",
+    "stream",
+]

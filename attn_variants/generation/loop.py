@@ -1,125 +1,161 @@
-"""The loop: feed the prompt, pick the next token, feed it back, until a stop. Each token is computed once."""
+"""The loop: feed the prompt, choose the next token from what comes back, feed that, until a stop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from attn_variants.cache import KVCache
+from attn_variants.contract import require_size
 from attn_variants.decoder import Decoder
 
+from .asked import Decode, Prompts, check_cache, checked_prompts, new_cache, new_rows, one_for_each
+from .drafts import Draft, ModelDraft
+from .feeding import Cached, Feed, Recomputed
+from .picking import log_probabilities, picked
+from .row import Result, Row, Token
+from .sampling import GREEDY, Sampling, broken, broken_message
+from .speculative import Speculation
 from .stopping import Stopping
-
-
-@dataclass(frozen=True)
-class Token:
-    """One step of one row: the id, and, when it was the last, the reason."""
-
-    row: int
-    id: int
-    reason: str | None
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one prompt became. ids and text are the new tokens alone; text is None where no `decode` was given."""
-
-    ids: tuple[int, ...]
-    text: str | None
-    reason: str
-    prompt_tokens: int
-    new_tokens: int
 
 
 def generate(
     decoder: Decoder,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     *,
-    stopping: Stopping | None = None,
+    sampling: Sampling | Sequence[Sampling] | None = None,
+    stopping: Stopping | Sequence[Stopping] | None = None,
     cache: KVCache | None = None,
-    decode: Callable[[Sequence[int]], str] | None = None,
+    n: int = 1,
+    draft: Draft | Decoder | None = None,
+    decode: Decode | None = None,
+    store: str = "full",
+    codec: str = "plain",
+    use_cache: bool = True,
+    prefill_chunk: int | None = None,
+    alternatives: int = 0,
 ) -> list[Result]:
-    """Greedy continuations of prompts (token ids or tensors of them, any lengths), batched over one cache's rows.
+    """Continuations of prompts (token ids or tensors of them, any lengths), batched over one cache's rows.
 
-    cache: appended to when given, one row per prompt; else made to fit. decode: a tokenizer's, to fill in the texts.
-    Raises ValueError, before anything is computed, for an empty prompt, for tokens that the vocabulary lacks and for
-    more tokens than the cache can hold.
+    sampling: how tokens are chosen, for all prompts or one for each; None is greedy.     stopping: when they end.
+    n: samples per prompt, which share its memory where the store can; results come prompt by prompt, n of each.
+    draft: what proposes tokens that the model then verifies together: a `ModelDraft`, a `Lookup` or a smaller decoder.
+    decode: a tokenizer's, for texts, and for stops that look at them.
+    cache: appended to when given, n rows per prompt, of which the first alone may hold something already; else one is
+    made to fit, with this store and codec.     use_cache: without, all is computed again for every token.
+    prefill_chunk: the most tokens of a prompt that are fed at once; None is all.
+    alternatives: how many of the likeliest tokens a result names at each place.
+
+    A row whose logits are no distribution ends with reason "error"; the others go on. Raises ValueError, before
+    anything is computed, for an empty prompt, for tokens that the vocabulary lacks, for more tokens than the cache can
+    hold, for a draft with another vocabulary, and for options that exclude each other.
     """
-    ids: list[list[int]] = [[] for _ in prompts]
-    reasons = ["length"] * len(prompts)
-    for token in stream(decoder, prompts, stopping=stopping, cache=cache):
-        ids[token.row].append(token.id)
-        reasons[token.row] = token.reason or reasons[token.row]
-    return [
-        Result(tuple(new), decode(new) if decode else None, reason, len(prompt), len(new))
-        for prompt, new, reason in zip(prompts, ids, reasons, strict=True)
-    ]
+    tokens = stream(
+        decoder,
+        prompts,
+        sampling=sampling,
+        stopping=stopping,
+        cache=cache,
+        n=n,
+        draft=draft,
+        decode=decode,
+        store=store,
+        codec=codec,
+        use_cache=use_cache,
+        prefill_chunk=prefill_chunk,
+        alternatives=alternatives,
+    )
+    ended = {token.row: token.result for token in tokens if token.result is not None}
+    return [ended[row] for row in sorted(ended)]
 
 
 def stream(
     decoder: Decoder,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     *,
-    stopping: Stopping | None = None,
+    sampling: Sampling | Sequence[Sampling] | None = None,
+    stopping: Stopping | Sequence[Stopping] | None = None,
     cache: KVCache | None = None,
+    n: int = 1,
+    draft: Draft | Decoder | None = None,
+    decode: Decode | None = None,
+    store: str = "full",
+    codec: str = "plain",
+    use_cache: bool = True,
+    prefill_chunk: int | None = None,
+    alternatives: int = 0,
 ) -> Iterator[Token]:
-    """The tokens of `generate` as they come; arguments are checked at the call, not at the first token."""
-    stopping = stopping or Stopping()
-    if texts := [prompt for prompt in prompts if isinstance(prompt, str)]:
-        raise ValueError(f"prompt {texts[0]!r:.40} is text; prompts are token ids, as a tokenizer's encode gives them")
-    prompts = [prompt.tolist() if isinstance(prompt, torch.Tensor) else list(prompt) for prompt in prompts]
-    _check_prompts(prompts, decoder.config.vocab_size)
+    """The tokens of `generate` as they come; arguments are checked at the call, not at the first token.
+
+    A row's last token carries its `result`. Rows end each at its own time.
+    """
+    require_size("n", n)
+    require_size("alternatives", alternatives, 0)
+    if prefill_chunk is not None:
+        require_size("prefill_chunk", prefill_chunk)
+    asked = checked_prompts(prompts, decoder.config.vocab_size)
+    samplings = one_for_each("sampling", GREEDY if sampling is None else sampling, Sampling, len(asked))
+    stoppings = one_for_each("stopping", Stopping() if stopping is None else stopping, Stopping, len(asked))
+    held = [cache.length(row) if cache and row < cache.batch else 0 for row in range(0, n * len(asked), n)]
+    rows = new_rows(asked, samplings, stoppings, n=n, held=held, eos=decoder.config.eos_token_ids, decode=decode)
+    if not use_cache:
+        if cache is not None or draft is not None:
+            raise ValueError(f"use_cache=False leaves nothing to do for a {'draft' if cache is None else 'cache'}")
+        return _steps(Recomputed(decoder), rows, alternatives, None)
+    proposing = ModelDraft(draft) if isinstance(draft, Decoder) else draft
+    burst = 1 if proposing is None else proposing.tokens + 1
+    # The last token is never fed.
+    needed = [len(row.prompt) + max(row.left, 1) - 1 for row in rows]
     if cache is None:
-        capacity = max(len(prompt) for prompt in prompts) + max(stopping.max_new_tokens, 1) - 1
-        cache = KVCache(
-            decoder.cache_specs, batch=len(prompts), capacity=capacity, dtype=decoder.dtype, device=decoder.device
-        )
-    _check_capacity(prompts, stopping, cache)
-    return _steps(decoder, prompts, stopping, cache) if stopping.max_new_tokens else iter(())
+        burst = max(burst, prefill_chunk or 1)
+        cache = new_cache(decoder, asked, needed[::n], n=n, burst=burst, store=store, codec=codec)
+    else:
+        if (store, codec) != ("full", "plain"):
+            raise ValueError(
+                f"store {store!r} and codec {codec!r} are those of the cache that is given; leave them out"
+            )
+        check_cache(cache, rows, needed, n=n, burst=burst)
+    feed = Cached(decoder, cache, prefill_chunk)
+    speculation = None
+    if proposing is not None:
+        speculation = Speculation(proposing, feed, decoder.config.vocab_size, alternatives)
+    return _steps(feed, rows, alternatives, speculation)
 
 
 @torch.inference_mode()
-def _steps(decoder: Decoder, prompts: Sequence[Sequence[int]], stopping: Stopping, cache: KVCache) -> Iterator[Token]:
-    longest = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=decoder.device)
-    counts = [len(prompt) for prompt in prompts]
-    new_tokens = 0
-    while any(counts):
-        picked = decoder(ids, cache, counts=counts, last=True)[:, -1].argmax(-1)
-        new_tokens += 1
-        for row, token in enumerate(picked.tolist()):
-            if not counts[row]:
-                continue
-            reason = stopping.reason(token, new_tokens, decoder.config.eos_token_ids)
-            counts[row] = 0 if reason else 1
-            yield Token(row, token, reason)
-        ids = picked[:, None]
+def _steps(feed: Feed, rows: Sequence[Row], alternatives: int, speculation: Speculation | None) -> Iterator[Token]:
+    """Every token of these rows, n of which stand side by side for each prompt."""
+    for row in rows:
+        if not row.left:
+            yield row.end()
+    rows = [row for row in rows if row.reason is None]
+    if not rows:
+        return
+    first = {row.which: row for row in reversed(rows)}
+    logits = feed.begin({row.number: row.prompt for row in first.values()})
+    for source in first.values():
+        if others := [row.number for row in rows if row.which == source.which and row is not source]:
+            feed.share(source.number, others)
+    logits = logits[[list(first).index(row.which) for row in rows]]
+    while rows:
+        yield from _chosen(rows, logits, alternatives)
+        rows = [row for row in rows if row.reason is None]
+        if speculation is not None:
+            break
+        if rows:
+            logits = feed.go_on({row.number: [row.newest] for row in rows})
+    while rows and speculation is not None:
+        yield from speculation.round(rows)
+        rows = [row for row in rows if row.reason is None]
 
 
-def _check_prompts(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
-    if not prompts:
-        raise ValueError("there is no prompt; give at least one")
-    for row, prompt in enumerate(prompts):
-        if not prompt:
-            raise ValueError(f"prompt {row} is empty; generation needs at least one token to start from")
-        if foreign := [token for token in prompt if not 0 <= token < vocab_size]:
-            raise ValueError(
-                f"prompt {row} holds token {foreign[0]}, and the vocabulary has {vocab_size}: "
-                "is this the model's own tokenizer?"
-            )
-
-
-def _check_capacity(prompts: Sequence[Sequence[int]], stopping: Stopping, cache: KVCache) -> None:
-    """The last token picked is never fed, so a prompt of p and n new tokens take p + n - 1 slots."""
-    if cache.batch != len(prompts):
-        raise ValueError(f"the cache has {cache.batch} rows for {len(prompts)} prompts; they must be as many")
-    for row, (prompt, held) in enumerate(zip(prompts, cache.lengths.tolist(), strict=True)):
-        needed = held + len(prompt) + max(stopping.max_new_tokens, 1) - 1
-        if needed > cache.capacity:
-            raise ValueError(
-                f"row {row} needs {needed} slots ({held} held + {len(prompt)} of the prompt + "
-                f"{stopping.max_new_tokens} new - 1) and the cache has {cache.capacity}: "
-                "make it larger, or lower max_new_tokens"
-            )
+def _chosen(rows: Sequence[Row], logits: torch.Tensor, alternatives: int) -> Iterator[Token]:
+    """The next token of each row, logits (n, vocab) being theirs."""
+    tokens = picked(logits, rows)
+    known = log_probabilities(logits, tokens, alternatives)
+    for row, token, (logprob, likeliest), lost in zip(rows, tokens, known, broken(logits).tolist(), strict=True):
+        if lost:
+            yield row.fail(broken_message(row.number, row.position))
+        else:
+            yield row.push(token, logprob, likeliest)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .draws import draw
+
 Uniform = Callable[[int, str], float]
 """A random number in [0, 1) for a place of the block, the first proposal's being 0, and a purpose."""
 
@@ -43,8 +45,8 @@ def verified(target: Tensor, proposed: Sequence[int], draft: Tensor | None, unif
         if uniform(place, "accept") < _accepted(float(p[token]), 1.0 if q is None else float(q[token]), token):
             continue
         rest = residual(p, one_hot(token, p) if q is None else q)
-        return Verified(place, drawn(rest, uniform(place, "residual")))
-    return Verified(len(proposed), drawn(target[-1], uniform(len(proposed), "draw")))
+        return Verified(place, draw(rest, uniform(place, "residual")))
+    return Verified(len(proposed), draw(target[-1], uniform(len(proposed), "draw")))
 
 
 def matched(chosen: Sequence[int], proposed: Sequence[int]) -> Verified:
@@ -83,20 +85,6 @@ def one_hot(token: int, like: Tensor) -> Tensor:
     q = torch.zeros_like(like, dtype=torch.float64)
     q[token] = 1
     return q
-
-
-def drawn(probabilities: Tensor, u: float) -> int:
-    """The token at which the cumulated probabilities (V,) pass u in [0, 1); never one of probability 0.
-
-    Raises ValueError where they have no sum to divide by.
-    """
-    cumulated = probabilities.double().cumsum(-1)
-    total = float(cumulated[-1])
-    if not 0 < total < float("inf"):
-        raise ValueError(f"probabilities with the sum {total} are no distribution to draw from")
-    token = int(torch.searchsorted(cumulated, u * total, right=True))
-    # u * total may round up to the total, which none passes: the last that has a probability is meant.
-    return token if token < len(cumulated) else int(probabilities.nonzero()[-1])
 
 
 def _accepted(p: float, q: float, token: int) -> float:

@@ -11,8 +11,9 @@ import torch
 from attn_variants import VARIANTS, Decoder, DecoderConfig
 from attn_variants.cache import KVCache
 from attn_variants.generation.drafts import Draft, Proposal
+from attn_variants.generation.draws import draw
 from attn_variants.generation.speedup import Rounds
-from attn_variants.generation.verification import drawn, verified
+from attn_variants.generation.verification import verified
 from tests.tiny import GEOMETRY, sharpen
 
 Probabilities = Callable[[torch.Tensor], torch.Tensor]
@@ -72,7 +73,7 @@ def speculate(
     def pick(logits, rows, proposed):
         q = probabilities(logits)
         places = [len(sequences[row]) + len(ids) for row, ids in zip(rows, proposed, strict=True)]
-        tokens = [drawn(*given) for given in zip(q, map(uniform, rows, places, ["draft"] * len(rows)), strict=True)]
+        tokens = [draw(*given) for given in zip(q, map(uniform, rows, places, ["draft"] * len(rows)), strict=True)]
         if mistaken:
             return list(map(mistaken, rows, places, tokens)), None
         return tokens, q
@@ -87,7 +88,7 @@ def speculate(
     first = probabilities(model(padded(prompts), held, counts=[len(prompt) for prompt in prompts], last=True)[:, -1])
     for row, prompt in enumerate(prompts):
         drafting.begin(row, prompt)
-        push(row, [drawn(first[row], uniform(row, len(prompt), "draw"))])
+        push(row, [draw(first[row], uniform(row, len(prompt), "draw"))])
     while going := [row for row in range(batch) if len(done.ids[row]) < new[row]]:
         proposals = drafting.propose({row: new[row] - len(done.ids[row]) - 1 for row in going}, pick)
         done.proposals.append(proposals)

@@ -1,0 +1,96 @@
+"""Speculative decoding (arXiv 2211.17192, 2302.01318): a draft proposes tokens, one pass of the model verifies them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from .drafts import Draft, Pick, Proposal
+from .feeding import Cached
+from .picking import distributions, log_probabilities, picked
+from .row import Row, Token
+from .sampling import broken, broken_message
+from .speedup import Rounds
+from .verification import Verified, matched, verified
+
+
+class Speculation:
+    """Rounds of a draft and a model over the same rows."""
+
+    def __init__(self, draft: Draft, feed: Cached, vocab_size: int, alternatives: int) -> None:
+        self._feed = feed
+        self._most = draft.tokens
+        self._alternatives = alternatives
+        self._drafting = draft.open(batch=feed.cache.batch, capacity=feed.cache.capacity + 1, vocab_size=vocab_size)
+
+    def round(self, rows: Sequence[Row]) -> Iterator[Token]:
+        """At least one token for each of these rows, or its failure."""
+        for row in rows:
+            if row.rounds is None:
+                row.rounds = Rounds()
+                self._drafting.begin(row.number, [*row.prompt, *row.watch.ids])
+        proposals = self._drafting.propose(
+            {row.number: min(self._most, row.left - 1) for row in rows}, self._pick(rows)
+        )
+        logits = self._feed.block({row.number: [row.newest, *proposals[row.number].ids] for row in rows})
+        surplus = {}
+        for row, block in zip(rows, logits, strict=True):
+            proposal = proposals[row.number]
+            before = len(row.watch.ids)
+            yield from self._taken(row, block[: len(proposal.ids) + 1], proposal)
+            new = row.watch.ids[before:]
+            # The newest token is not fed: the next block begins with it.
+            surplus[row.number] = len(proposal.ids) + 1 - len(new)
+            if row.reason is None:
+                self._drafting.grow(row.number, new)
+            else:
+                self._drafting.end(row.number)
+        self._feed.drop(surplus)
+
+    def _taken(self, row: Row, logits: Tensor, proposal: Proposal) -> Iterator[Token]:
+        """The row goes on with what the model takes of its proposal, and one token more; logits (k + 1, vocab)."""
+        assert row.rounds is not None
+        sound = _front(~broken(logits))
+        if not sound:
+            yield row.fail(broken_message(row.number, row.position))
+            return
+        logits, ids = logits[:sound], proposal.ids[: sound - 1]
+        verdict = self._verdict(row, logits, ids, proposal.probabilities)
+        tokens = [*ids[: verdict.accepted], verdict.token]
+        known = log_probabilities(logits[: len(tokens)], tokens, self._alternatives)
+        emitted = 0
+        for token, (logprob, alternatives) in zip(tokens, known, strict=True):
+            yield row.push(token, logprob, alternatives)
+            emitted += 1
+            if row.reason is not None:
+                break
+        row.rounds.add(proposed=len(ids), accepted=verdict.accepted, emitted=emitted)
+
+    def _verdict(self, row: Row, logits: Tensor, ids: Sequence[int], draft: Tensor | None) -> Verified:
+        places = [row] * len(logits)
+        behind = [ids[:place] for place in range(len(logits))]
+        if row.sampling.greedy:
+            return matched(picked(logits, places, behind), ids)
+        target = distributions(logits, places, behind)
+        return verified(target, ids, None if draft is None else draft[: len(ids)], row.uniform)
+
+    def _pick(self, rows: Sequence[Row]) -> Pick:
+        """A draft's tokens are chosen as the model's are, by random numbers of their own."""
+        by_number = {row.number: row for row in rows}
+
+        def pick(
+            logits: Tensor, numbers: Sequence[int], proposed: Sequence[Sequence[int]]
+        ) -> tuple[Sequence[int | None], Tensor | None]:
+            of = [by_number[number] for number in numbers]
+            tokens = picked(logits, of, proposed, purpose="draft")
+            chosen = [None if lost else token for token, lost in zip(tokens, broken(logits).tolist(), strict=True)]
+            drawn = any(not row.sampling.greedy for row in of)
+            return chosen, distributions(logits, of, proposed) if drawn else None
+
+        return pick
+
+
+def _front(sound: Tensor) -> int:
+    """How many places from the first on are sound."""
+    return int(sound.long().cumprod(0).sum())
