@@ -16,7 +16,7 @@ def greedily(logits, rows, proposed):
     return logits.argmax(-1).tolist(), None
 
 
-def opened(model, tokens=4, batch=3, capacity=40, **options):
+def opened(model, tokens=4, batch=3, capacity=48, **options):
     return ModelDraft(model, tokens, **options).open(batch=batch, capacity=capacity, vocab_size=50)
 
 
@@ -46,7 +46,8 @@ def test_proposals_are_the_decoders_own_whatever_was_taken(variant, store):
             drafting.grow(row, grown)
         if number == 4:
             drafting.end(1)
-            sequences[1] = [5, 5, 6, 2, 8, 8, 3, 1, 6, 4, 4, 9]
+            # Longer than the ring: 2 sinks, a window of 7 and 4 that may be taken back.
+            sequences[1] = [5, 5, 6, 2, 8, 8, 3, 1, 6, 4, 4, 9, 2, 7, 3]
             drafting.begin(1, sequences[1])
 
 
@@ -129,7 +130,7 @@ def test_no_proposal_goes_beyond_the_room_of_the_cache():
     assert drafting.propose({0: 4}, greedily)[0].ids == ()
 
 
-@pytest.mark.parametrize("codec", ["plain", "int8", "int4-kivi", "int4-kivi:4"])
+@pytest.mark.parametrize("codec", ["int8", "int4-kivi:4"])
 @pytest.mark.parametrize("store", ["full", "ring", "paged:4"])
 def test_every_store_and_codec_goes_back_as_far_as_it_must(store, codec):
     """Coded keys make other proposals than plain ones; what is held is asked of the cache, row by row."""
