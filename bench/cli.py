@@ -218,6 +218,10 @@ def throughput(
     shuffled: Annotated[
         bool, typer.Option("--shuffled", help="Pages lie in random order in a pool twice as large as needed.")
     ] = False,
+    random_cache: Annotated[
+        bool,
+        typer.Option("--random-cache", help="Fill caches with random numbers, not a prompt: long contexts in seconds."),
+    ] = False,
     repeats: Annotated[int, typer.Option(help="Turns of each contestant.")] = 5,
     warmup: Annotated[int, typer.Option(help="Untimed steps before them.")] = 3,
 ) -> None:
@@ -253,7 +257,7 @@ def throughput(
         for rows in batches
         for tokens in contexts
     ]
-    settings = Settings(device, common.seed, against, compiled, shuffled, repeats, warmup)
+    settings = Settings(device, common.seed, against, compiled, shuffled, random_cache, repeats, warmup)
     finish(ctx, throughput_report(cases, settings), common, device)
 
 

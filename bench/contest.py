@@ -70,6 +70,7 @@ class Settings:
     against: str | None = None
     compiled: bool = False
     shuffled: bool = False
+    random_cache: bool = False
     repeats: int = 5
     warmup: int = 3
 
@@ -107,7 +108,10 @@ def contest(
     measured = [Measured(contestant) for contestant in _entered(case, settings, decoder, twins)]
     quiet = Quiet()
     with torch.inference_mode():
-        _prefill(case, settings, measured, quiet, progress)
+        if settings.random_cache:
+            _fill(case, settings, measured, progress)
+        else:
+            _prefill(case, settings, measured, quiet, progress)
         for one in measured:
             _warm_up(one, settings)
         _decode(case, settings, measured, quiet, progress)
@@ -144,6 +148,15 @@ def _prefill(case: Case, settings: Settings, measured: Sequence[Measured], quiet
                 one.contestant.clear()
                 one.prefill.time(settings.device, partial(one.fill, ids))
         quiet.probe()
+
+
+def _fill(case: Case, settings: Settings, measured: Sequence[Measured], progress: Progress) -> None:
+    """Random keys and values in the place of a prompt's: what a step reads takes as long whatever it is."""
+    progress.at(f"{case}: random keys and values")
+    for one in measured:
+        assert isinstance(one.contestant, Ours)
+        one.contestant.fill(case.context, settings.seed)
+        one.token = torch.zeros(case.batch, 1, dtype=torch.int64, device=settings.device)
 
 
 def _warm_up(one: Measured, settings: Settings) -> None:

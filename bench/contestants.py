@@ -106,6 +106,25 @@ class Ours:
         """Fill the empty cache; the last token's logits."""
         return in_passes(self._forward, ids, self._cache.capacity)
 
+    def fill(self, tokens: int, seed: int) -> None:
+        """Random entries of so many tokens in every layer."""
+        generator = torch.Generator().manual_seed(seed)
+        cache = self._cache
+        step = cache.step(cache.batch, tokens)
+        for spec, layer in zip(cache.specs, cache.layers, strict=True):
+            if spec.shares is None:
+                layer.append(
+                    step,
+                    **{
+                        entry.name: torch.randn(cache.batch, entry.heads, tokens, entry.dim, generator=generator).to(
+                            dtype=self._decoder.dtype, device=self._decoder.device
+                        )
+                        for record in spec.records
+                        for entry in record.entries
+                    },
+                )
+        cache.advance(step)
+
     def decode(self, token: Tensor) -> Tensor:
         """One step."""
         return self._forward(token)

@@ -63,11 +63,15 @@ NOTE = (
 def throughput_report(cases: Sequence[Case], settings: Settings) -> Report:
     """A prefill and a decode row per case and contestant; of a peer's settings the fastest is reported.
 
+    Without a prompt (`random_cache`) a decode row alone.
+
     `failures` names cases in which a peer computes other logits. Raises ValueError, before anything is measured, for
     dtypes and peers that are unknown and for a peer that is not installed.
     """
     if settings.against is not None and settings.against not in PEERS:
         raise ValueError(unknown("peer", settings.against, PEERS))
+    if settings.against is not None and settings.random_cache:
+        raise ValueError("--random-cache fills stores of ours, and --against compares with another's; leave one out")
     for case in cases:
         if case.dtype not in TOLERANCES:
             raise ValueError(f"dtype {case.dtype!r} is not one that decoders run in here: {', '.join(TOLERANCES)}")
@@ -92,7 +96,7 @@ def throughput_report(cases: Sequence[Case], settings: Settings) -> Report:
 
 def _disagreements(case: Case, settings: Settings, decoder: Decoder, measured: Sequence[Measured]) -> Iterator[str]:
     """Contestants whose logits after the prompt are not the first's; both may be off by their tolerance."""
-    if len(measured) == 1:
+    if len(measured) == 1 or settings.random_cache:
         return
     ids = sample_ids(decoder, settings.seed)
     truth = None
@@ -136,7 +140,8 @@ def throughput_rows(
             "cache_bytes": best.contestant.cache_bytes,
             "weights_by_columns": weights_by_columns(decoder) if best.contestant.peer == Ours.peer else None,
         }
-        yield shared | _phase("prefill", best.prefill, case.batch * case.context)
+        if best.prefill.wall:
+            yield shared | _phase("prefill", best.prefill, case.batch * case.context)
         decode = _phase("decode", best.decode, case.batch)
         decode["largest_allocation"] = best.largest_allocation
         decode["over_full"] = None if full in (None, best) else _step_ms(best) / _step_ms(full)
@@ -215,7 +220,11 @@ def weight_bytes_read(decoder: Decoder, batch: int) -> int:
 
 def _tables(rows: Sequence[Row], bandwidth: float) -> Iterator[Table]:
     """One line per contestant, its prefill and its decode side by side; then tokens/s over the contexts."""
-    lines = [_line(prefill, decode, rows) for prefill, decode in zip(rows[::2], rows[1::2], strict=True)]
+    lines = [
+        _line(before if before["phase"] == "prefill" else {}, row, rows)
+        for before, row in zip([{"phase": None}, *rows], rows, strict=False)
+        if row["phase"] == "decode"
+    ]
     where = f"{rows[0]['device']}, {rows[0]['threads']} threads, memory read at {bandwidth / 1e9:.1f} GB/s"
     columns = [column for column in COLUMNS if any(_said(column, line) for line in lines)]
     same = [column.field for column in columns if column.field in (*SAME, *HELD)]
@@ -239,8 +248,8 @@ def _line(prefill: Row, decode: Row, rows: Sequence[Row]) -> Row:
     return decode | {
         "contestant": f"ours, {decode['setting']}" if ours else decode["peer"],
         "by": f"ours, {decode['setting']}" if ours else f"{decode['peer']}, {decode['setting']}",
-        "ttft": prefill["ms_p50"],
-        "prompt_tokens_per_s": prefill["tokens_per_s"],
+        "ttft": prefill.get("ms_p50"),
+        "prompt_tokens_per_s": prefill.get("tokens_per_s"),
         "ratio": decode["tokens_per_s"] / max(rivals) if rivals and ours else None,
     }
 

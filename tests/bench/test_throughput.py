@@ -353,3 +353,17 @@ def test_a_store_that_computes_something_else_fails_the_run(monkeypatch):
 def test_a_pool_without_pages_cannot_be_shuffled(capsys):
     assert main(["throughput", *SIZES, "--shuffled"]) == 2
     assert "--shuffled is about pages, and --store is full" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("codec", ["plain", "int8"])
+def test_a_long_cache_may_be_filled_without_a_prompt(codec):
+    stores = (("full", codec), ("paged:4", codec))
+    found = report(variant="mla", contexts=(20, 40), stores=stores, random_cache=True)
+    assert [row["phase"] for row in found.rows] == ["decode"] * 4
+    assert "TTFT ms" not in [column.heading for column in found.tables[0].columns]
+    assert [row["context"] for row in found.rows] == [20, 20, 40, 40]
+
+
+def test_a_peer_needs_a_prompt():
+    with pytest.raises(ValueError, match="--random-cache fills stores of ours"):
+        report(against="transformers", random_cache=True)
