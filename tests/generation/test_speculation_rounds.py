@@ -42,8 +42,8 @@ def other(**options):
 @variants
 def test_greedy_output_is_the_targets_for_every_draft_length(variant, tokens):
     model = model_of(variant)
-    assert speculate(model, other(tokens=tokens), PROMPTS, new=NEW).ids == expected(variant)
-    assert speculate(model, Lookup(tokens), PROMPTS, new=NEW).ids == expected(variant)
+    draft = Lookup(tokens) if tokens % 2 else other(tokens=tokens)
+    assert speculate(model, draft, PROMPTS, new=NEW).ids == expected(variant)
     done = speculate(model, ModelDraft(model, tokens), PROMPTS, new=NEW, mistaken=mistaken)
     assert done.ids == expected(variant)
     taken = [rounds.accepted for rounds in done.rounds]
@@ -75,14 +75,14 @@ def test_a_target_with_a_codec_decodes_as_it_does_without_a_draft(store):
     assert done.ids == without.ids
 
 
-@pytest.mark.parametrize("probabilities", [argmax, softmax])
 @pytest.mark.parametrize("tokens", range(1, 7))
 @variants
-def test_a_model_that_drafts_for_itself_is_always_accepted(variant, tokens, probabilities):
+def test_a_model_that_drafts_for_itself_is_always_accepted(variant, tokens):
     """Pitfall L5: for every length, ragged rows, and rows that end at different times."""
     model = model_of(variant)
-    store = ("full", "ring", "paged:4")[tokens % 3]
+    store = ("full", "ring", "paged:4")[tokens // 2 % 3]
     draft = ModelDraft(model, tokens, store=store)
+    probabilities = softmax if tokens % 2 else argmax
     done = speculate(model, draft, PROMPTS, new=NEW, probabilities=probabilities, uniform=uniform)
     assert [rounds.acceptance_rate for rounds in done.rounds] == [1.0] * 3
     # All but the first come in rounds of tokens + 1, the last of them as long as is left.
