@@ -308,7 +308,7 @@ def score(
     max_tokens: Annotated[int | None, typer.Option(help="Score the first tokens of the text only.")] = None,
     chunk: Annotated[
         int,
-        typer.Option(help="Tokens per step through the cache. The first step is exact whatever the codec; 1 decodes."),
+        typer.Option(help="Tokens per step through the cache, after a first one alone; 1 is as in decoding, and slow."),
     ] = 16,
 ) -> None:
     """Perplexity of a text per variant, store and codec: what a codec costs in quality, beside its bytes.

@@ -40,8 +40,8 @@ COLUMNS = (
 )
 NOTE = (
     "nll: mean negative log-likelihood of the tokens after the first, in nats; perplexity: its exponential. The text "
-    "goes through the cache {chunk} tokens at a time: the first {chunk} read their own keys and values, all later ones "
-    "what the store and codec made of them. against full, plain: nll less that row's, of the same variant and dtype. "
+    "goes through the cache {chunk} tokens at a time, the first by itself, so that all others read what the store and "
+    "codec made of keys and values. against full, plain: nll less that row's, of the same variant and dtype. "
     "bytes/token: what one more token adds to what can be read, as the codec stores it."
 )
 
@@ -60,8 +60,8 @@ def score_report(
     """A row per variant, dtype, store and codec: what the model makes of the text's tokens after the first.
 
     The variant is the model's own; MLA is also scored with its expanded cache. full and plain are always among the
-    pairs, for the others to be compared with. A dtype of None is the checkpoint's. chunk: tokens of a step, few enough
-    for a codec to show: a step onto the empty cache is exact. `failures` names what gave no number.
+    pairs, for the others to be compared with. A dtype of None is the checkpoint's. chunk: tokens of a step behind the
+    first. `failures` names what gave no number.
     Raises ValueError, before weights are read, for a text of fewer than two tokens and a store that cannot be made.
     """
     folder = model_folder(model)
@@ -113,7 +113,7 @@ def _rows(
         burst = min(chunk, fed)
         sizes: dict[str, Any] = {"batch": 1, "capacity": fed, "dtype": decoder.dtype, "device": decoder.device}
         cache = KVCache(decoder.cache_specs, **sizes, store=store, codec=codec, burst=burst)
-        nll = mean_nll(score(decoder, [ids], cache=cache, chunk=chunk))
+        nll = mean_nll(_scores(decoder, ids, cache, chunk))
         baseline = nll if (store, codec) == BASELINE else baseline
         after, before = (
             used_bytes(decoder.cache_specs, batch=1, context=tokens, codec=codec, dtype=decoder.dtype)
@@ -133,6 +133,12 @@ def _rows(
             "cache_bytes": cache.nbytes,
             "bytes_per_token": after - before,
         }
+
+
+def _scores(decoder: Decoder, ids: Sequence[int], cache: KVCache, chunk: int) -> torch.Tensor:
+    """`score` in steps, the first token by itself: a step onto an empty cache reads its own tensors, uncoded."""
+    first = score(decoder, [ids[:2]], cache=cache)
+    return torch.cat([first, score(decoder, [ids[1:]], cache=cache, chunk=chunk)], dim=1) if len(ids) > 2 else first
 
 
 def _expanded(config: DecoderConfig) -> list[DecoderConfig]:

@@ -65,7 +65,7 @@ def draw_rows(probabilities: Tensor, numbers: Sequence[float]) -> list[int]:
     reached = probabilities.cpu().cumsum(-1, dtype=torch.float64)
     total = reached[:, -1:]
     wanted = torch.tensor(numbers, dtype=torch.float64)[:, None] * total
-    # A product that was rounded up to the total would be exceeded by none.
+    # A product that rounds up to the total, as subnormal ones do, would be exceeded by none.
     wanted = wanted.minimum(total.nextafter(torch.zeros_like(total)))
     tokens = torch.searchsorted(reached, wanted, right=True)[:, 0].tolist()
     return [token if 0 < mass < math.inf else NOTHING for token, mass in zip(tokens, total[:, 0].tolist(), strict=True)]

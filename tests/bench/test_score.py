@@ -89,15 +89,25 @@ def test_every_store_and_codec_stands_beside_full_and_plain(model, text, capsys)
     assert by_pair["paged:8", "int8"]["cache_bytes"] == (math.ceil(29 / 8) + 1) * 8 * 2 * 2 * 2 * 10
 
 
-def test_a_codec_shows_from_the_second_step_on(model, text, capsys):
+def test_a_codec_shows_whatever_the_steps(model, text, capsys):
+    """A step onto an empty cache reads its own keys and values: the first token goes by itself."""
     asked = ["--model", model, "--text", text, "--codec", "int4"]
-    one_step, by_default, decoded = (
-        rows(capsys, *asked, *chunk)[1]["delta_nll"] for chunk in (["--chunk", "100"], [], ["--chunk", "1"])
+    for chunk in ("1", "3", "16", "100"):
+        plain, coded = rows(capsys, *asked, "--chunk", chunk)
+        assert plain["delta_nll"] == 0
+        if chunk == "1":
+            decoded = coded["delta_nll"]
+            assert abs(decoded) > 1e-5
+        assert coded["delta_nll"] == pytest.approx(decoded, abs=2e-6)
+
+
+def test_two_tokens_are_enough(model, tmp_path, capsys):
+    (tmp_path / "two.txt").write_text("ab")
+    (row,) = rows(capsys, "--model", model, "--text", tmp_path / "two.txt")
+    assert (row["tokens"], row["nll"]) == (
+        1,
+        pytest.approx(nll_of(model, load_tokenizer(model).encode("ab")), abs=1e-5),
     )
-    assert one_step == 0
-    assert abs(by_default) > 1e-6
-    assert abs(decoded) > 1e-6
-    assert decoded != by_default
 
 
 def test_mla_is_scored_with_the_expanded_cache_too(tmp_path, text, capsys):

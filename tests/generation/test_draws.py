@@ -84,6 +84,15 @@ def test_a_draw_inverts_the_distribution(u, token):
     assert draw(torch.tensor([0, 1.0, 0, 2.0, 1.0, 0]), u) == token, "weights need not add up to 1"
 
 
+def test_what_float32_would_round_away_can_be_drawn():
+    assert draw(torch.tensor([1.0, 1e-9]), 1 - 1e-10) == 1
+    assert draw(torch.tensor([1.0, 1e-9]), 1 - 1e-8) == 0
+
+
+def test_a_total_so_small_that_its_share_rounds_up_to_it_is_not_overrun():
+    assert draw(torch.tensor([0, 5e-324, 0], dtype=torch.float64), 0.9) == 1
+
+
 def test_frequencies_are_the_probabilities():
     wanted = [0.1, 0.0, 0.6, 0.3]
     counts = [0] * 4
