@@ -15,7 +15,7 @@ from attn_variants.dtypes import float_dtype
 from attn_variants.transient import Placement, Shared, owners, place
 
 from .accounting import require_storable, residual_slots
-from .layouts import kind_of, layout_named, planned
+from .layouts import kind_of, layout_named, planned, shortest
 from .occupancy import CacheBytes, occupancy
 from .paged import Paged
 from .pages import Pages
@@ -71,7 +71,6 @@ class KVCache:
         self.burst = burst
         self.static = static
         self.pages = pages
-        self._kinds = {kind_of(spec): spec for spec in self.specs}
         together = codec_named(codec).together
         self._layouts = {
             kind: layout_named(
@@ -84,7 +83,7 @@ class KVCache:
                 pages=pages,
                 together=together,
             )
-            for kind, spec in self._kinds.items()
+            for kind, spec in {kind_of(spec): spec for spec in self.specs}.items()
         }
         self._sealing = Sealing(max(layout.together for layout in self._layouts.values()), burst)
         self._owner = object()
@@ -191,7 +190,7 @@ class KVCache:
                 for store in self._stores.values():
                     if store.kind == kind:
                         store.move(moves)
-            step.plans[kind] = planned(layout, step, named, placement, self._kinds[kind])
+            step.plans[kind] = planned(layout, step, named, placement)
         self._sealing.mark(step, self._layouts, named, placement, self._high)
         return step
 
@@ -231,7 +230,7 @@ class KVCache:
 
     def floor(self, row: int) -> int:
         """The shortest length that this row can still be rewound to."""
-        floors = [layout.floor(row, self._lengths[row]) for layout in self._layouts.values()]
+        floors = [shortest(layout.spec, layout.first(row)) for layout in self._layouts.values()]
         if any(spec.states for spec in self.specs):
             floors.append(max(0, self._high[row] - self.burst + 1))
         return max(*floors, self._sealing.sealed(self._high[row]))
