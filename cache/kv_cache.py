@@ -70,7 +70,7 @@ class KVCache:
         self.codec = codec
         self.burst = burst
         self.static = static
-        self.pages = pages
+        self.pages: int | dict[str, int] | None = pages
         together = codec_named(codec).together
         self._layouts = {
             kind: layout_named(
@@ -246,6 +246,8 @@ class KVCache:
         twin.batch = len(named)
         twin._owner = object()
         twin._layouts = {kind: layout.fork(named) for kind, layout in self._layouts.items()}
+        pools = {kind: layout.pool.total for kind, layout in self._layouts.items() if isinstance(layout, Paged)}
+        twin.pages = pools or None
         taken = torch.tensor(named, device=self._device)
         with torch.inference_mode(False):
             twin._stores = {
