@@ -55,8 +55,7 @@ class StoreView:
 
     def factored(self, *names: str) -> bool:
         """Whether all of these are codes times a scale per slot, as `factors` gives them."""
-        records = [self.spec.record_of(name) for name in names]
-        return self._residual is None and all(map(self._codec.factored, records))
+        return all(self._codec.factored(self.spec.record_of(name)) for name in names)
 
     def factors(self, size: int, *names: str) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...], slice]]:
         """As `blocks`, but of codes (B, heads, n, dim) that are still to be multiplied by scales (B, heads, n, 1)."""
