@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from attn_variants.contract import CacheSpec, Plan, Step
 
-from .layouts import Moves, scattered, sees_all, shortest, up_to
+from .layouts import Moves, scattered, sees_all, up_to
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,7 @@ class Full:
     static: bool = False
     together: int = 1
     pooled: bool = field(default=False, init=False)
+    ordered: bool = field(default=True, init=False)
     _slots: torch.Tensor | None = field(default=None, init=False, repr=False)
     _given: list[int] = field(default_factory=list, init=False, repr=False)
     """Per row, the first position, sinks aside, that it was ever given: not 0 where it was loaded or shared."""
@@ -52,17 +53,9 @@ class Full:
         if not length:
             self._given[row] = 0
 
-    def floor(self, row: int, length: int) -> int:
-        """Nothing is ever overwritten: 0, unless the row was given no more than a window."""
-        return shortest(self.spec, self._given[row])
-
     def first(self, row: int) -> int:
-        """The first that it was given."""
+        """The first that it was given: nothing is ever overwritten."""
         return self._given[row]
-
-    def kept(self, length: int) -> tuple[int, int]:
-        """All of them."""
-        return 0, 0
 
     def admit(self, row: int, length: int, first: int, device: torch.device) -> Moves:
         """Every row has its slots from the start."""

@@ -16,7 +16,7 @@ from attn_variants.transient import Placement, Shared, owners, place
 
 from .accounting import require_storable, residual_slots
 from .full import Full
-from .layouts import kind_of, layout_named, limited, planned
+from .layouts import kind_of, layout_named, limited, planned, shortest
 from .occupancy import CacheBytes, occupancy
 from .paged import Paged
 from .pages import Pages
@@ -71,8 +71,7 @@ class KVCache:
         self.codec = codec
         self.burst = burst
         self.static = static
-        self.pages = pages
-        self._kinds = {kind_of(spec): spec for spec in self.specs}
+        self.pages: int | dict[str, int] | None = pages
         together = codec_named(codec).together
         self._layouts = {
             kind: layout_named(
@@ -85,7 +84,7 @@ class KVCache:
                 pages=pages,
                 together=together,
             )
-            for kind, spec in self._kinds.items()
+            for kind, spec in {kind_of(spec): spec for spec in self.specs}.items()
         }
         self._sealing = Sealing(max(layout.together for layout in self._layouts.values()), burst)
         self._owner = object()
@@ -204,7 +203,7 @@ class KVCache:
                 for store in self._stores.values():
                     if store.kind == kind:
                         store.move(moves)
-            step.plans[kind] = planned(layout, step, named, placement, self._kinds[kind])
+            step.plans[kind] = planned(layout, step, named, placement)
         self._sealing.mark(step, self._layouts, named, placement, self._high)
         return step
 
@@ -244,7 +243,7 @@ class KVCache:
 
     def floor(self, row: int) -> int:
         """The shortest length that this row can still be rewound to."""
-        floors = [layout.floor(row, self._lengths[row]) for layout in self._layouts.values()]
+        floors = [shortest(layout.spec, layout.first(row)) for layout in self._layouts.values()]
         if any(spec.states for spec in self.specs):
             floors.append(max(0, self._high[row] - self.burst + 1))
         return max(*floors, self._sealing.sealed(self._high[row]))
@@ -260,6 +259,8 @@ class KVCache:
         twin.batch = len(named)
         twin._owner = object()
         twin._layouts = {kind: layout.fork(named) for kind, layout in self._layouts.items()}
+        pools = {kind: layout.pool.total for kind, layout in self._layouts.items() if isinstance(layout, Paged)}
+        twin.pages = pools or None
         taken = torch.tensor(named, device=self._device)
         with torch.inference_mode(False):
             twin._stores = {

@@ -37,6 +37,9 @@ class Layout(Protocol):
     pooled: bool
     """Whether all rows share one pool of slots: a stored tensor is then (heads, slots, width)."""
 
+    ordered: bool
+    """Whether slots lie in the order of positions."""
+
     def shape(self, heads: int, width: int) -> tuple[int, ...]:
         """Of one stored tensor."""
         ...
@@ -61,16 +64,11 @@ class Layout(Protocol):
         """The row holds `length` tokens from now on: it has grown, was rewound or was freed."""
         ...
 
-    def floor(self, row: int, length: int) -> int:
-        """The shortest length that this row, which holds `length` tokens, can still be rewound to."""
-        ...
-
     def first(self, row: int) -> int:
-        """The oldest position, sinks aside, from which on this row's memory holds all of its tokens."""
-        ...
+        """The oldest position, sinks aside, from which on this row's memory holds all of its tokens.
 
-    def kept(self, length: int) -> tuple[int, int]:
-        """Of an empty row that grows to this length in one step, positions below the one and from the other on stay."""
+        Those of a step that is written count, whether it is advanced or not: what they went over is gone.
+        """
         ...
 
     def admit(self, row: int, length: int, first: int, device: torch.device) -> Moves:
@@ -102,13 +100,13 @@ class Layout(Protocol):
         ...
 
 
-def planned(layout: Layout, step: Step, rows: Sequence[int], placement: Placement, spec: CacheSpec) -> Plan:
+def planned(layout: Layout, step: Step, rows: Sequence[int], placement: Placement) -> Plan:
     """The reserved step as one kind of layer sees it. A cold one reads its own tensors, and no slot."""
     from attn_variants.transient import mask_plan
 
     plan = layout.write(step, rows, placement)
     if not placement.cold and not layout.read(plan, step, rows, placement):
-        mask_plan(plan, step, spec)
+        mask_plan(plan, step, layout.spec)
     return plan
 
 
@@ -119,7 +117,7 @@ def span(spec: CacheSpec) -> int:
 
 
 def shortest(spec: CacheSpec, first: int) -> int:
-    """The shortest length that can be gone on from where the sinks and the positions from `first` on are held."""
+    """The shortest length to go on from, or be rewound to, where the sinks and positions from `first` on are held."""
     return first + span(spec) - 1 if first > spec.sinks else 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from attn_variants.contract import CacheSpec, Plan, Step, Table, require_size
 
-from .layouts import Moves, limited, require_burst, scattered, sees_all, shortest, span
+from .layouts import Moves, limited, require_burst, scattered, sees_all, span
 from .pages import Pages
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Paged:
     pool: Pages
     together: int = 1
     pooled: bool = field(default=True, init=False)
+    ordered: bool = field(default=False, init=False)
     tables: list[list[int]] = field(default_factory=list, init=False)
     """Per row, the page of every run of `page` positions; 0 where it is out of sight."""
 
@@ -94,6 +95,8 @@ class Paged:
         for row, start, end in zip(rows, placement.starts, placement.ends, strict=True):
             table = self.tables[row]
             touched = self._touched(start, end, placement.cold)
+            if placement.cold:
+                self._sighted[row] = self._first_in_sight(end)
             table.extend([0] * (-(-end // self.page) - len(table)))
             for index in touched:
                 page = table[index]
@@ -122,18 +125,10 @@ class Paged:
             table[index] = 0
         self._sighted[row] = max(self._sighted[row], sighted)
 
-    def floor(self, row: int, length: int) -> int:
-        """0 until a page went back to the pool; then what the pages left can still serve."""
-        return shortest(self.spec, self.first(row))
-
     def first(self, row: int) -> int:
         """The oldest on a page that is still held, or the first that it was given."""
         sighted = self._sighted[row]
         return max(self._given[row], sighted * self.page if sighted > self._sink_pages else 0)
-
-    def kept(self, length: int) -> tuple[int, int]:
-        """Those on the pages of the sinks and of what will be in sight."""
-        return self._sink_pages * self.page, self._first_in_sight(length) * self.page
 
     def admit(self, row: int, length: int, first: int, device: torch.device) -> Moves:
         """Take the pages of what will be in sight, zeroed."""
@@ -170,14 +165,6 @@ class Paged:
         twin = type(self)(self.spec, len(rows), self.capacity, self.page, self.burst, self.pool, self.together)
         twin.take(self, rows)
         return twin
-
-    def share(self, source: int, row: int, length: int) -> None:
-        """The empty `row` holds the pages of the first `length` tokens of row `source`."""
-        assert not self.tables[row]
-        pages = self.tables[source][: -(-length // self.page)]
-        self.pool.share(pages)
-        self.tables[row][:] = pages
-        self._sighted[row], self._given[row] = self._sighted[source], self._given[source]
 
     def used(self, lengths: Sequence[int]) -> int:
         """What attention can read of each row, once where several hold it."""

@@ -93,10 +93,6 @@ class PerChannel:
         """No: codes have a middle too."""
         return False
 
-    def factors(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """There are none."""
-        raise NotImplementedError
-
     def bound(self, record: Record, row: Tensor) -> Tensor:
         """(..., n, width) float64; n a multiple of `together`."""
         import torch

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 from attn_variants.contract import Entry, Record, require_size
 from attn_variants.dtypes import float_dtype
 
-from .number_codes import CODES, SCALE, Float8, Integers, NumberCode, Part
+from .number_codes import Float8, Integers, NumberCode, Part
 from .spelling import ROPE_KEY, TOGETHER, Spelled, Takes, spelled
 
 if TYPE_CHECKING:
@@ -69,11 +69,7 @@ class Codec(Protocol):
         ...
 
     def factored(self, record: Record) -> bool:
-        """Whether a row is codes times one scale, so that products may be taken of the codes."""
-        ...
-
-    def factors(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Of a factored record: int8 codes (..., width) and their scale (..., 1), still to be multiplied."""
+        """Whether a row is int8 `CODES` times one `SCALE` (..., 1), so that products may be taken of the codes."""
         ...
 
     def bound(self, record: Record, row: Tensor) -> Tensor:
@@ -108,10 +104,6 @@ class Plain:
     def factored(self, record: Record) -> bool:
         """No: there is no scale."""
         return False
-
-    def factors(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """There are none."""
-        raise NotImplementedError
 
     def bound(self, record: Record, row: Tensor) -> Tensor:
         """Zero."""
@@ -203,10 +195,6 @@ class ByEntry:
         one_scale = self.group is None and len(record.entries) == 1 and record.dtype is None
         byte = isinstance(self.code, Integers) and self.code.symmetric and self.code.bits == 8
         return one_scale and byte and self._coded(record.entries[0])
-
-    def factors(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """As they are stored."""
-        return stored[CODES], stored[SCALE]
 
     def bound(self, record: Record, row: Tensor) -> Tensor:
         """Of what is coded from its step; of a rope key that is not, what its dtype cannot hold."""

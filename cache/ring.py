@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from attn_variants.contract import CacheSpec, Plan, Step
 
-from .layouts import Moves, held_positions, require_burst, scattered, sees_all, shortest, span, up_to
+from .layouts import Moves, held_positions, require_burst, scattered, sees_all, span, up_to
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,7 @@ class Ring:
     static: bool = False
     together: int = 1
     pooled: bool = field(default=False, init=False)
+    ordered: bool = field(default=False, init=False)
     _held: torch.Tensor | None = field(default=None, init=False, repr=False)
     _high: list[int] = field(default_factory=list, init=False, repr=False)
     _given: list[int] = field(default_factory=list, init=False, repr=False)
@@ -72,18 +73,10 @@ class Ring:
         if self._held is not None:
             self._held[row] = -1
 
-    def floor(self, row: int, length: int) -> int:
-        """0 until the ring is full; then the last `burst` tokens can be dropped."""
-        return shortest(self.spec, self.first(row))
-
     def first(self, row: int) -> int:
         """The oldest that was not overwritten, or the first that it was given."""
         overwritten = self._high[row] > self.size
         return max(self._given[row], self._high[row] - (self.size - self._front) if overwritten else 0)
-
-    def kept(self, length: int) -> tuple[int, int]:
-        """The sinks, and as many of the newest as there are slots for."""
-        return (self._front, length - (self.size - self._front)) if length > self.size else (0, 0)
 
     def admit(self, row: int, length: int, first: int, device: torch.device) -> Moves:
         """Every row has its slots from the start; say which positions are in them."""

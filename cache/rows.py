@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from .layouts import held_positions
-from .paged import Paged
 from .store import once
 
 if TYPE_CHECKING:
@@ -104,10 +103,9 @@ def share(cache: KVCache, source: int, rows: Sequence[int], length: int) -> None
     content = read_row(
         cache, source, length, {kind: layout.first(source) for kind, layout in layouts.items() if not layout.pooled}
     )
-    for row in rows:
-        for layout in layouts.values():
-            if isinstance(layout, Paged):
-                layout.share(source, row, length)
+    for layout in layouts.values():
+        if layout.pooled:
+            layout.take(layout, [source if row in rows else row for row in range(cache.batch)])
     write_rows(cache, dict.fromkeys(rows, content))
 
 

@@ -11,8 +11,7 @@ import torch
 from attn_variants.contract import Step
 
 from .accounting import residual_slots
-from .full import Full
-from .layouts import Layout, require_burst
+from .layouts import Layout, require_burst, up_to
 
 if TYPE_CHECKING:
     from attn_variants.transient import Placement
@@ -55,14 +54,13 @@ class Sealing:
                 plan.seals = tuple(
                     (at, row, *run)
                     for at, (row, end) in enumerate(zip(rows, placement.ends, strict=True))
-                    for run in self._runs(layout, end)
+                    for run in self._runs(layout, row, end)
                 )
-            elif isinstance(layout, Full):
+            elif layout.ordered:
                 plan.sealed = min(sealed)
 
-    def _runs(self, layout: Layout, length: int) -> list[tuple[int, int]]:
-        """From where to where an empty row that grows to this length codes its tokens."""
-        sealed, (front, first) = self.sealed(length), layout.kept(length)
-        first = max(first // self.together * self.together, 0)
-        runs = [(0, min(front, first, sealed)), (first, sealed)]
+    def _runs(self, layout: Layout, row: int, length: int) -> list[tuple[int, int]]:
+        """From where to where a row that was empty codes its tokens: the sinks', and those that are not gone again."""
+        sealed, first = self.sealed(length), layout.first(row) // self.together * self.together
+        runs = [(0, min(up_to(layout.spec.sinks, self.together), first, sealed)), (first, sealed)]
         return [(start, stop) for start, stop in runs if start < stop]

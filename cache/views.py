@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attn_variants.contract import CacheSpec, Plan, Record, Step
 
+from .number_codes import CODES, SCALE
 from .quantize import Codec
 from .residual import Residual
 
@@ -54,19 +55,13 @@ class StoreView:
 
     def factored(self, *names: str) -> bool:
         """Whether all of these are codes times a scale per slot, as `factors` gives them."""
-        records = [self.spec.record_of(name) for name in names]
-        return self._residual is None and all(map(self._codec.factored, records))
+        return all(self._codec.factored(self.spec.record_of(name)) for name in names)
 
     def factors(self, size: int, *names: str) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...], slice]]:
         """As `blocks`, but of codes (B, heads, n, dim) that are still to be multiplied by scales (B, heads, n, 1)."""
         for slots in self._ranges(size):
             # No name holds a block while the next one is made.
             yield *self._factors(slots, names), slots
-
-    def storage(self, name: str) -> tuple[dict[str, Tensor], slice]:
-        """For kernels: the stored tensors of the record that holds `name`, by codec part, and the entry's columns."""
-        record = self.spec.record_of(name)
-        return dict(self._memory[record.name]), record.columns(name)
 
     def _ranges(self, size: int) -> Iterator[slice]:
         if self.plan.table is None:
@@ -114,8 +109,8 @@ class StoreView:
         return self._residual.overlaid(record, self.step, decoded, self.plan.kv_positions[:, slots])
 
     def _factors(self, slots: slice, names: tuple[str, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        found = [self._codec.factors(self._stored(self.spec.record_of(name), slots)) for name in names]
-        return tuple(codes for codes, _ in found), tuple(scale for _, scale in found)
+        found = [self._stored(self.spec.record_of(name), slots) for name in names]
+        return tuple(stored[CODES] for stored in found), tuple(stored[SCALE] for stored in found)
 
     def _stored(self, record: Record, slots: slice) -> dict[str, Tensor]:
         per = self._per[record.name]

@@ -10,7 +10,6 @@ soft-capping 2408.00118, learned sinks 2508.10925, shared caches 2405.12981, gro
 
 from __future__ import annotations
 
-import cmath
 import math
 
 import torch
@@ -39,25 +38,26 @@ def sees(query, key, *, window=None, chunk=None, sinks=0) -> bool:
 
 
 def attention(q, k, v, *, scale, sink=None, softcap=None, q_positions=None, kv_positions=None, **limits) -> Tensor:
-    """(H, T, V): every query's softmax over the keys it sees, one query and one head after another.
+    """(H, T, V): the softmax of one query after another, in all heads, over the keys it sees.
 
     q (H, T, D), k (K, S, D), v (K, S, V); head h reads key head h // (H / K). sink: one more logit per head.
     """
     heads, tokens, _ = q.shape
     q_positions = range(tokens) if q_positions is None else q_positions
     kv_positions = range(k.shape[1]) if kv_positions is None else kv_positions
+    group = [head // (heads // len(k)) for head in range(heads)]
+    k, v = k[group], v[group]
     out = q.new_zeros(heads, tokens, v.shape[-1])
-    for head in range(heads):
-        group = head // (heads // len(k))
-        for t, position in enumerate(q_positions):
-            seen = [s for s, other in enumerate(kv_positions) if sees(position, other, **limits)]
-            scores = k[group, seen] @ q[head, t] * scale
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            top = scores.max() if sink is None else torch.maximum(scores.max(), sink[head])
-            weights = torch.exp(scores - top)
-            total = weights.sum() + (0 if sink is None else torch.exp(sink[head] - top))
-            out[head, t] = weights @ v[group, seen] / total
+    for t, position in enumerate(q_positions):
+        seen = [s for s, other in enumerate(kv_positions) if sees(position, other, **limits)]
+        scores = (k[:, seen] * q[:, t, None]).sum(-1) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        if sink is not None:
+            scores = torch.cat([scores, sink[:, None]], dim=-1)
+        weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+        weights = weights / weights.sum(-1, keepdim=True)
+        out[:, t] = (weights[:, : len(seen), None] * v[:, seen]).sum(1)
     return out
 
 
@@ -120,11 +120,12 @@ def rotated(x: Tensor, rope, positions=None) -> Tensor:
         return x
     dim = int(x.shape[-1] * rope.partial_rotary_factor)
     out = x.clone()
-    for t, position in enumerate(range(x.shape[1]) if positions is None else positions):
-        for pair, frequency in enumerate(frequencies(rope, dim)):
-            a, b = (2 * pair, 2 * pair + 1) if rope.interleaved else (pair, pair + dim // 2)
-            turned = torch.complex(x[:, t, a], x[:, t, b]) * cmath.rect(magnitude(rope), position * frequency)
-            out[:, t, a], out[:, t, b] = turned.real, turned.imag
+    at = torch.as_tensor(range(x.shape[1]) if positions is None else positions, dtype=torch.float64)
+    for pair, frequency in enumerate(frequencies(rope, dim)):
+        a, b = (2 * pair, 2 * pair + 1) if rope.interleaved else (pair, pair + dim // 2)
+        turn = torch.polar(torch.full_like(at, magnitude(rope)), at * frequency)
+        turned = torch.complex(x[..., a], x[..., b]) * turn
+        out[..., a], out[..., b] = turned.real, turned.imag
     return out
 
 

@@ -106,10 +106,11 @@ def saved_and_loaded(rows: Rows, path) -> None:
     """in an order of its own, into another layout."""
     rows.feed(9, 3, 0)
     rows.feed(1, 1, 0)
-    rows.cache.save(path, model=rows.layer.module)
+    rows.cache.save(path, model=rows.model)
     # As many tokens share a scale there as here.
-    other = rows.fresh(store={"paged:1": "paged:1", "paged:5": "ring"}.get(rows.options["store"], "paged:5"))
-    other.cache.load(path, model=rows.layer.module, rows=[2, 0])
+    store = {"paged:1": "paged:1", "paged:5": "ring"}.get(rows.options["store"], "paged:5")
+    other = rows.fresh(store=store, static=False)
+    other.cache.load(path, model=rows.model, rows=[2, 0])
     other.said[2], other.said[0] = rows.said[0], rows.said[1]
     other.feed(0, 1, 1)
     other.feed(0, 1, 1)
