@@ -15,7 +15,7 @@ from attn_variants.contract import CacheSpec, Entry, Record, State, require_size
 from attn_variants.dtypes import dtype_bytes, float_dtype
 
 from .formats import Format, format_named
-from .layouts import Layout, layout_named
+from .layouts import Layout, kind_of, layout_named
 from .number_codes import Part
 from .parallel import WHOLE, Split
 from .quantize import codec_named
@@ -37,19 +37,21 @@ def cache_shapes(
     codec: str = "plain",
     dtype: Any = "bfloat16",
     burst: int = 1,
-    pages: int | None = None,
+    pages: int | Mapping[str, int] | None = None,
 ) -> Shapes:
     """Shape and dtype of every tensor a store makes: {"layers.0.k": ((B, K, capacity, D), "bfloat16"), ...}.
 
-    burst, pages: as in `KVCache`. A layer that shares another's cache has none.
+    burst, pages: as in `KVCache`; a fork has pages by kind of layer (`layouts.kind_of`).
+    A layer that shares another's cache has none.
     Raises ValueError for sizes below 1, unknown names, and layers that remember what no store holds.
     """
     require_storable(specs)
     chosen, name = codec_named(codec), float_dtype(dtype)
     shapes: Shapes = {}
     for index, spec in enumerate(specs):
+        pool = pages[kind_of(spec)] if isinstance(pages, Mapping) else pages
         layout = layout_named(
-            store, spec, batch=batch, capacity=capacity, burst=burst, pages=pages, together=chosen.together
+            store, spec, batch=batch, capacity=capacity, burst=burst, pages=pool, together=chosen.together
         )
         if spec.shares is not None:
             continue
