@@ -22,11 +22,11 @@ from .paged import Paged
 from .pages import Pages
 from .quantize import codec_named
 from .residual import Residual
-from .rows import named_rows, share
+from .rows import named_rows, share, wipe
 from .saved import load, save
 from .sealing import Sealing
 from .states import StateStore
-from .store import Store
+from .store import OVER, Store
 
 
 class KVCache:
@@ -100,6 +100,8 @@ class KVCache:
         self._device = next(iter(self.tensors.values())).device
         self._lengths = [0] * batch
         self._high = [0] * batch
+        self._written = [0] * batch
+        """Per row, the position past the last whose slot or page may hold something, of the row or left behind."""
         self._pending: tuple[Step, list[int], Placement] | None = None
 
     def _store(self, layer: int, spec: CacheSpec, device: torch.device | str | None, shared: set[int]) -> Store:
@@ -152,7 +154,7 @@ class KVCache:
     def most_at_once(self) -> int | None:
         """The most tokens that a step may bring to a row that holds some: `burst`, or None where it may be any."""
         kept_back = self.together > 1 or any(
-            limited(self._kinds[kind]) and not isinstance(layout, Full) for kind, layout in self._layouts.items()
+            limited(layout.spec) and not isinstance(layout, Full) for layout in self._layouts.values()
         )
         return self.burst if kept_back else None
 
@@ -204,6 +206,9 @@ class KVCache:
                     if store.kind == kind:
                         store.move(moves)
             step.plans[kind] = planned(layout, step, named, placement)
+        for row, count, end in zip(named, placement.counts, placement.ends, strict=True):
+            if count:
+                wipe(self, row, end)
         self._sealing.mark(step, self._layouts, named, placement, self._high)
         return step
 
@@ -212,7 +217,7 @@ class KVCache:
         if self._pending is None or self._pending[0] is not step:
             raise ValueError("advance takes the step that this cache made last, once")
         _, named, placement = self._pending
-        self._pending = None
+        self._pending, step.owner = None, OVER
         for store in self._stores.values():
             store.commit()
         for row, end in zip(named, placement.ends, strict=True):
@@ -270,6 +275,7 @@ class KVCache:
         twin.layers = twin._layers()
         twin._lengths = [self._lengths[row] for row in named]
         twin._high = [self._high[row] for row in named]
+        twin._written = [self._written[row] for row in named]
         return twin
 
     def share(self, source: int, rows: Sequence[int], tokens: int | None = None) -> None:
@@ -304,6 +310,7 @@ class KVCache:
             layout.take(layout, named)
         self._lengths = [self._lengths[row] for row in named]
         self._high = [self._high[row] for row in named]
+        self._written = [self._written[row] for row in named]
 
     def free(self, rows: Sequence[int] | None = None) -> None:
         """Empty these rows (all, if None named) for other sequences; they find nothing of theirs."""
@@ -313,6 +320,7 @@ class KVCache:
             store.clear(torch.tensor(named, device=self._device))
         for row in named:
             self._settle(row, 0)
+            self._written[row] = 0
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -349,8 +357,8 @@ class KVCache:
         """Forget a step that was made and never advanced: what was reserved for it goes back."""
         if self._pending is None:
             return
-        _, named, _ = self._pending
-        self._pending = None
+        step, named, _ = self._pending
+        self._pending, step.owner = None, OVER
         for store in self._stores.values():
             store.drop()
         for row in named:

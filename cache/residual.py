@@ -69,9 +69,19 @@ class Residual:
         """(heads, n, width) of a row's tokens at these positions."""
         return self._memory[record.name][row][:, positions % self._slots]
 
-    def read_row(self, row: int) -> dict[str, Tensor]:
-        """All of a row, (heads, slots, width) by name."""
-        return {name: memory[row] for name, memory in self.tensors.items()}
+    def wipe(self, row: int, positions: Tensor) -> None:
+        """Zero what a row keeps of these positions."""
+        for memory in self._memory.values():
+            memory[row][:, positions % self._slots] = 0
+
+    def read_row(self, row: int, length: int) -> dict[str, Tensor]:
+        """The newest of a row's first `length` tokens, (heads, slots, width) by name; zero in other slots."""
+        found = {}
+        for name, memory in self.tensors.items():
+            kept = torch.arange(max(0, length - self._slots), length, device=memory.device) % self._slots
+            found[name] = torch.zeros_like(memory[row])
+            found[name][:, kept] = memory[row][:, kept]
+        return found
 
     def write_row(self, row: int, stored: Mapping[str, Tensor]) -> None:
         """Put into a row what `read_row` gave."""

@@ -92,9 +92,13 @@ class Ring:
 
     def take(self, other: Self, rows: Sequence[int]) -> None:
         """Positions and marks of those rows."""
+        import torch
+
         self._high = [other._high[row] for row in rows]
         self._given = [other._given[row] for row in rows]
-        self._held = None if other._held is None else other._held[list(rows)]
+        # Made under inference mode they could be written to in no other.
+        with torch.inference_mode(False):
+            self._held = None if other._held is None else other._held[list(rows)]
 
     def fork(self, rows: Sequence[int]) -> Self:
         """A ring of the same size for other rows."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .layouts import held_positions
+from .paged import Paged
 from .store import once
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def read_row(cache: KVCache, row: int, length: int, first: Mapping[str, int]) ->
     residual: dict[str, Tensor] = {}
     for layer, store in cache._stores.items():
         states |= _named(layer, store.read_states(row, lengths))
-        residual |= _named(layer, store.read_residual(row))
+        residual |= _named(layer, store.read_residual(row, length))
         if store.kind in first:
             positions = coded(cache, held_positions(store.spec, length, first[store.kind]), cache._high[row])
             slots = cache._layouts[store.kind].slots(row, positions.to(cache._device))
@@ -53,17 +54,19 @@ def read_row(cache: KVCache, row: int, length: int, first: Mapping[str, int]) ->
 
 def write_rows(cache: KVCache, contents: Mapping[int, Row]) -> None:
     """Fill empty rows. Raises ValueError, with nothing changed, where there is no room."""
+    moves = []
     try:
         for row, content in contents.items():
             for kind, first in content.first.items():
-                moves = cache._layouts[kind].admit(row, content.length, first, cache._device)
-                for store in cache._stores.values():
-                    if store.kind == kind:
-                        store.move(moves)
+                moves.append((kind, cache._layouts[kind].admit(row, content.length, first, cache._device)))
     except ValueError:
         for row in contents:
             cache._settle(row, 0)
         raise
+    for kind, moved in moves:
+        for store in cache._stores.values():
+            if store.kind == kind:
+                store.move(moved)
     for row, content in contents.items():
         _write(cache, row, content)
 
@@ -106,11 +109,30 @@ def share(cache: KVCache, source: int, rows: Sequence[int], length: int) -> None
     for layout in layouts.values():
         if layout.pooled:
             layout.take(layout, [source if row in rows else row for row in range(cache.batch)])
+            for row in rows:
+                cache._written[row] = max(cache._written[row], cache._written[source])
     write_rows(cache, dict.fromkeys(rows, content))
+
+
+def wipe(cache: KVCache, row: int, end: int) -> None:
+    """Zero what a row's slots hold from position `end` on: what was rewound, or written by a step never advanced.
+
+    A mask does not keep a NaN out: its weight of 0 times NaN is NaN.
+    """
+    past, cache._written[row] = cache._written[row], end
+    for store in cache._stores.values() if past > end else ():
+        layout = cache._layouts[store.kind]
+        positions = torch.arange(end, past, device=cache._device)
+        # Of tokens that are coded together, only those of an empty row are in slots and can be forgotten.
+        slotted = positions if cache.together == 1 or not cache._lengths[row] else positions[:0]
+        if isinstance(layout, Paged):
+            slotted = slotted[: max(0, len(layout.tables[row]) * layout.page - end)]
+        store.wipe(row, layout.slots(row, slotted), positions)
 
 
 def _write(cache: KVCache, row: int, content: Row) -> None:
     cache._settle(row, content.length)
+    cache._written[row] = max(cache._written[row], content.length)
     # Older snapshots are not here: as though the row had been so far ahead that they were overwritten.
     high = cache._high[row] = reached(cache, content.length, content.snapshots)
     for layer, store in cache._stores.items():

@@ -193,7 +193,7 @@ def _row(cache: KVCache, path: Path, about: Saved, at: int, tensors: Mapping[str
             f"layers.{layer}.{name}": (heads, len(once(positions, store.per[name])), width)
             for name, (heads, width) in store.parts.items()
         }
-        residual |= {f"layers.{layer}.{name}": tuple(row.shape) for name, row in store.read_residual(0).items()}
+        residual |= {f"layers.{layer}.{name}": tuple(row.shape) for name, row in store.read_residual(0, 0).items()}
         states |= {f"layers.{layer}.{state.name}": (snapshots, *state.shape) for state in store.spec.states}
     wanted = tokens | states | residual
     found = {name: tensors.get(f"rows.{at}.{name}") for name in wanted}

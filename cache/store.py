@@ -19,6 +19,9 @@ from .residual import Residual
 from .states import StateStore
 from .views import StoreView
 
+OVER = object()
+"""Owns steps that were advanced or given up: their slots may be other tokens' by now."""
+
 
 class Store:
     """Layout x codec for one layer. Implements `LayerCache`; with `StateStore` it alone allocates, and only here.
@@ -158,9 +161,15 @@ class Store:
         for name, memory in self._row(row).items():
             memory[:, once(slots, self.per[name])] = stored[name].to(memory.device)
 
-    def read_residual(self, row: int) -> dict[str, Tensor]:
-        """A row's newest tokens in full precision, where some are coded together."""
-        return self._residual.read_row(row)
+    def wipe(self, row: int, slots: Tensor, positions: Tensor) -> None:
+        """Zero these slots of a row, and what waits in the residual at these positions."""
+        for name, memory in self._row(row).items():
+            memory[:, once(slots, self.per[name])] = 0
+        self._residual.wipe(row, positions)
+
+    def read_residual(self, row: int, length: int) -> dict[str, Tensor]:
+        """The newest of a row's first `length` tokens in full precision, where some are coded together."""
+        return self._residual.read_row(row, length)
 
     def write_residual(self, row: int, stored: Mapping[str, Tensor]) -> None:
         """Put into a row what `read_residual` of such a store gave."""
@@ -243,8 +252,11 @@ class Store:
 
     def _own(self, step: Step) -> None:
         # A compiled step would be remade for every cache whose identity it looked at.
-        if not torch.compiler.is_compiling() and step.owner is not self._owner:
-            raise ValueError("this step was made by another cache; a layer's store takes the steps of its own KVCache")
+        if torch.compiler.is_compiling() or step.owner is self._owner:
+            return
+        if step.owner is OVER:
+            raise ValueError("this step is over: it was advanced, or its cache was changed since; make a new one")
+        raise ValueError("this step was made by another cache; a layer's store takes the steps of its own KVCache")
 
     def _checked(self, step: Step, entries: dict[str, Tensor]) -> dict[str, Tensor]:
         self._own(step)

@@ -36,6 +36,12 @@ def test_few_codes_and_other_dtypes_are_for_other_products():
     assert not coded_products.takes(q, codes.to(torch.uint8))
 
 
+@pytest.mark.parametrize("width", [1, 3, 8, 20, 100])
+def test_the_kernel_is_not_given_what_it_would_read_beyond(width):
+    q = torch.zeros(1, 1, 1, width, dtype=torch.bfloat16)
+    assert not coded_products.takes(q, torch.zeros(1, 1, 2**15, width, dtype=torch.int8))
+
+
 @pytest.mark.parametrize("store", ["full", "paged:4"])
 @pytest.mark.parametrize("least", [0, 2**30], ids=["coded", "decoded"])
 def test_attention_over_codes_is_within_the_error_of_its_scores(store, least, monkeypatch):

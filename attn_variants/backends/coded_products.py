@@ -8,11 +8,15 @@ from torch import Tensor
 LEAST_CODES = 2**14
 """Codes that one call must be worth: torch's kernel takes one sequence and head at a time, in some 5 microseconds."""
 
+WIDTH = 16
+"""What must divide a vector's codes: the kernel reads whole vector registers, beyond the end of others."""
+
 
 def takes(q: Tensor, codes: Tensor) -> bool:
     """Whether torch's CPU kernel for weights of 8 bits computes this: bfloat16 (B, K, M, D) with int8 (B, K, n, D)."""
     known = q.device.type == "cpu" and hasattr(torch, "_weight_int8pack_mm")
-    return known and q.dtype == torch.bfloat16 and codes.dtype == torch.int8 and codes[0, 0].numel() >= LEAST_CODES
+    fits = codes.shape[-1] % WIDTH == 0 and codes[0, 0].numel() >= LEAST_CODES
+    return known and fits and q.dtype == torch.bfloat16 and codes.dtype == torch.int8
 
 
 def coded_products(q: Tensor, codes: Tensor) -> Tensor:

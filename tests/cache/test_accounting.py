@@ -235,3 +235,13 @@ def test_a_decoder_declares_what_its_config_declares(variant):
     config = DecoderConfig.from_geometry(GEOMETRY, VARIANTS[variant].config)
     model = Decoder(config)
     assert model.cache_specs == config.cache_specs == tuple(layer.self_attn.cache_spec for layer in model.model.layers)
+
+
+def test_a_fork_counts_the_pool_it_lives_on_by_formula_too():
+    """Pools of 3 rows of 5 pages and of 3 of 3, the page that is nobody's besides, of 2 slots of 2 * 8 numbers."""
+    k = Record.of(Entry("k", 2, 8))
+    specs = [CacheSpec(records=(k,)), CacheSpec(records=(k,), window=4)]
+    cache = KVCache(specs, batch=3, capacity=9, dtype="float32", store="paged:2", codec="plain")
+    for one in (cache, cache.fork([0]), cache.fork([0, 1]).fork([1, 1, 0, 0])):
+        assert one.bytes.formula == one.bytes.allocated == one.nbytes == (16 + 10) * 2 * 16 * 4
+        assert_cache_shapes(one, specs)

@@ -232,7 +232,10 @@ def test_a_row_that_holds_something_is_not_overwritten(prompt, store):
 
 def test_a_pool_that_is_too_small_is_refused(prompt):
     model, path = prompt
-    refused("pages", path, model, kv_cache(model, store="paged:4", pages=4))
+    used = kv_cache(model, store="paged:4", pages=4)
+    append(model, used, [[1, 2, 3], [4, 5, 6, 7, 8]])
+    used.free()
+    refused("pages", path, model, used)
     kv_cache(model, store="paged:4", pages=5).load(path, model=model)
 
 
