@@ -22,7 +22,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load as parsed
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -142,10 +143,11 @@ def _opened(path: Path) -> tuple[Saved, dict[str, Tensor]]:
     if not path.is_file():
         raise ValueError(f"{path} {'is a folder' if path.is_dir() else 'is not there'}; give a file that save wrote")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            names = file.keys()
-            tensors = {name: file.get_tensor(name) for name in names}
+        # Read and not mapped: a file that is cut short meanwhile would end the process.
+        data = path.read_bytes()
+        tensors = parsed(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        metadata = header.get("__metadata__") or {}
     except SafetensorError as error:
         raise ValueError(f"{path} is broken off, or no safetensors file: {error}") from error
     if metadata.get("format") != FORMAT:
