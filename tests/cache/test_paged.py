@@ -147,6 +147,8 @@ def test_a_page_that_others_hold_is_copied_before_it_is_written_to():
     assert cache.tensors["layers.0.k"].flatten().tolist()[8:16] == [4, 5, 0, 0, 4, 5, 6, 0]
     grow(cache, 1, rows=[0])
     assert layout.tables == [[1, 2], [1, 3]]
+    # Four on the page of both, three more on each one's own.
+    assert cache.bytes.used == (4 + 3 + 3) * 4
 
 
 def test_a_step_of_both_holders_copies_once():
