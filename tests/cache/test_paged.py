@@ -206,3 +206,12 @@ def test_pools_that_cannot_be_are_refused(options, message):
 def test_pages_belong_to_a_paged_store():
     with pytest.raises(ValueError, match=r"pages \(3\) belong to a paged store, not to 'ring'"):
         KVCache([CacheSpec(records=(K,), window=3)], batch=1, capacity=4, store="ring", pages=3)
+
+
+def test_copies_that_the_pool_has_no_room_for_are_refused_before_any_is_made():
+    cache, layout = made(4, rows=3, pages=3)
+    grow(cache, 6, rows=[0])
+    cache.share(0, [1, 2])
+    with pytest.raises(OutOfPagesError, match="the step needs 2 pages and 1 of 3 are free"):
+        cache.step(2, 1, rows=[1, 2])
+    assert (layout.tables, layout.pool.free) == ([[1, 2]] * 3, 1)
