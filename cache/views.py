@@ -144,7 +144,5 @@ def _neighbours(runs: tuple[tuple[int, int], ...], first: int, past: int) -> int
     for page, pages in runs:
         if start <= first and past <= start + pages:
             return page + first - start
-        if start > first:
-            return None
         start += pages
     return None

@@ -147,6 +147,8 @@ def test_a_page_that_others_hold_is_copied_before_it_is_written_to():
     assert cache.tensors["layers.0.k"].flatten().tolist()[8:16] == [4, 5, 0, 0, 4, 5, 6, 0]
     grow(cache, 1, rows=[0])
     assert layout.tables == [[1, 2], [1, 3]]
+    # Four on the page of both, three more on each one's own.
+    assert cache.bytes.used == (4 + 3 + 3) * 4
 
 
 def test_a_step_of_both_holders_copies_once():
@@ -204,3 +206,12 @@ def test_pools_that_cannot_be_are_refused(options, message):
 def test_pages_belong_to_a_paged_store():
     with pytest.raises(ValueError, match=r"pages \(3\) belong to a paged store, not to 'ring'"):
         KVCache([CacheSpec(records=(K,), window=3)], batch=1, capacity=4, store="ring", pages=3)
+
+
+def test_copies_that_the_pool_has_no_room_for_are_refused_before_any_is_made():
+    cache, layout = made(4, rows=3, pages=3)
+    grow(cache, 6, rows=[0])
+    cache.share(0, [1, 2])
+    with pytest.raises(OutOfPagesError, match="the step needs 2 pages and 1 of 3 are free"):
+        cache.step(2, 1, rows=[1, 2])
+    assert (layout.tables, layout.pool.free) == ([[1, 2]] * 3, 1)

@@ -86,7 +86,7 @@ def test_the_formula_is_what_is_allocated(store, spec):
 
 
 @pytest.mark.parametrize(
-    ("store", "together"), [("full", 4), ("ring", 4), ("paged:8", 4), ("paged:2", 2), ("paged:6", 2)]
+    ("store", "together"), [("full", 4), ("ring", 4), ("paged:8", 4), ("paged:2", 2), ("paged:3", 3), ("paged:6", 2)]
 )
 def test_tokens_that_can_be_taken_back_or_are_incomplete_are_exact_and_the_others_coded(store, together):
     cache = KVCache([SPEC], batch=1, capacity=24, codec="int8-kivi:4", store=store, burst=1)
@@ -95,12 +95,15 @@ def test_tokens_that_can_be_taken_back_or_are_incomplete_are_exact_and_the_other
     for token in range(6, 16):
         view = appended(cache, numbers[:, :, token : token + 1])
         keys, values = view.dense("k", "v")
+        assert torch.equal(torch.cat([part for (part,), _ in view.blocks(3, "k")], dim=2), keys)
         order = torch.arange(token + 1) if view.plan.kv_positions is None else view.plan.kv_positions[0]
         held = (order >= 0) & (order <= token)
         keys, values, order = keys[0][:, held], values[0][:, held], order[held]
         # What was coded when the step began: the row held `token` tokens, of which the last stays within reach.
         sealed = (token - 1) // together * together
         exact = keys == numbers[0][:, order]
+        # Slots in the order of positions need no second look where all of them are coded.
+        assert view.plan.sealed == (None if "paged" in store else sealed)
         assert exact[:, order >= sealed].all()
         assert not exact[:, order < sealed].all()
         bound = codec_named("int8-kivi:4").over(together).bound(K, numbers[0][:, :sealed])
@@ -108,6 +111,39 @@ def test_tokens_that_can_be_taken_back_or_are_incomplete_are_exact_and_the_other
         error = (keys - numbers[0][:, order])[:, coded].abs()
         assert (error <= bound[:, order[coded]]).all()
         assert ((values + numbers[0][:, order])[:, coded].abs() < 0.05).all()
+
+
+@pytest.mark.parametrize("sinks", [0, 5])
+def test_of_a_long_prompt_on_pages_only_what_is_in_sight_is_coded(sinks):
+    """Page 0 is nobody's: tokens whose pages were never taken must not be coded into it."""
+    spec = CacheSpec(records=(K, V), window=5, sinks=sinks)
+    cache = KVCache([spec], batch=1, capacity=40, codec="int8-kivi:4", store="paged:4")
+    numbers = torch.randn(1, 2, 31, 3, generator=torch.Generator().manual_seed(3))
+    appended(cache, numbers)
+    (layout,) = cache._layouts.values()
+    assert [page > 0 for page in layout.tables[0]] == [sinks > 0] * 2 + [False] * 4 + [True] * 2
+    codes = cache.tensors["layers.0.k"]
+    assert not codes[:, :4].any()
+    # Tokens 24 to 27 are coded, and the sinks' two pages; 28 to 30 wait.
+    coded = codes.unflatten(1, (-1, 4)).any(-1).any(-1).any(0)
+    assert coded.sum() == 1 + 2 * (sinks > 0)
+    view = appended(cache, numbers[:, :, :1])
+    (keys,) = view.dense("k")
+    positions = view.plan.kv_positions[0]
+    seen = view.plan.mask[0, 0, 0] & (positions < 31)
+    assert (keys[0][:, seen] - numbers[0][:, positions[seen]]).abs().max() < 0.05
+
+
+def test_a_window_that_begins_within_a_run_is_read_with_the_run_s_own_scale():
+    """Magnitudes grow with the position, so that another run's scale would show."""
+    cache = KVCache([CacheSpec(records=(K, V), window=5)], batch=1, capacity=16, codec="int8-kivi:4")
+    numbers = torch.tensor([10.0 ** (at // 4) for at in range(16)])[None, None, :, None].expand(1, 2, 16, 3)
+    appended(cache, numbers[:, :, :9])
+    for at in range(9, 16):
+        view = appended(cache, numbers[:, :, at : at + 1])
+        (keys,) = view.dense("k")
+        wanted = numbers[0][:, view.plan.kv_positions[0]]
+        assert ((keys[0] - wanted).abs() <= 0.01 * wanted).all()
 
 
 def test_coded_tokens_cannot_be_taken_back():
