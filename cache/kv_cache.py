@@ -238,9 +238,11 @@ class KVCache:
         for row, (drop, length) in enumerate(zip(drops, self._lengths, strict=True)):
             floor = self.floor(row)
             if drop < 0 or (drop and length - drop < floor):
+                sealed = floor == self._sealing.sealed(self._high[row]) and floor > 0
+                older = f"are sealed, {self.together} coded together" if sealed else "are out of sight or overwritten"
                 raise ValueError(
                     f"row {row} holds {length} tokens, of which 0 to {max(length - floor, 0)} can be dropped, not "
-                    f"{drop}: older ones are out of sight or overwritten; a larger burst keeps more"
+                    f"{drop}: older ones {older}; a larger burst keeps more"
                 )
         self._drop_pending()
         for row, (drop, length) in enumerate(zip(drops, self._lengths, strict=True)):

@@ -63,6 +63,11 @@ class StoreView:
             # No name holds a block while the next one is made.
             yield *self._factors(slots, names), slots
 
+    def storage(self, name: str) -> tuple[dict[str, Tensor], slice]:
+        """For kernels: the stored tensors of the record that holds `name`, by codec part, and the entry's columns."""
+        record = self.spec.record_of(name)
+        return dict(self._memory[record.name]), record.columns(name)
+
     def _ranges(self, size: int) -> Iterator[slice]:
         if self.plan.table is None:
             size = max(size // self._codec.together, 1) * self._codec.together

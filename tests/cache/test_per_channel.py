@@ -151,7 +151,7 @@ def test_coded_tokens_cannot_be_taken_back():
     appended(cache, torch.zeros(1, 2, 11, 3))
     assert cache.floor(0) == 8
     cache.rewind(3)
-    with pytest.raises(ValueError, match="row 0 holds 8 tokens, of which 0 to 0 can be dropped, not 1"):
+    with pytest.raises(ValueError, match="0 to 0 can be dropped, not 1: older ones are sealed, 4 coded together"):
         cache.rewind(1)
 
 

@@ -277,3 +277,17 @@ def test_only_codes_with_one_scale_are_factored(codec):
     append(cache, 3)
     _, view = append(cache, 1)
     assert not view.factored("k", "v")
+
+
+def test_kernels_are_given_the_stored_tensors_and_the_columns_of_an_entry():
+    spec = CacheSpec(records=(Record("kv", (Entry("latent", 1, 6), Entry("k_rope", 1, 2))),))
+    cache = KVCache([spec], batch=2, capacity=8, codec="int8", dtype="float32")
+    for tokens in (3, 1):
+        step = cache.step(2, tokens)
+        view = cache.layers[0].append(step, latent=torch.randn(2, 1, tokens, 6), k_rope=torch.randn(2, 1, tokens, 2))
+        cache.advance(step)
+    stored, columns = view.storage("k_rope")
+    assert columns == slice(6, 8)
+    assert {f"layers.0.kv{part}": tensor.data_ptr() for part, tensor in stored.items()} == {
+        name: tensor.data_ptr() for name, tensor in cache.tensors.items()
+    }
