@@ -16,6 +16,7 @@ from attn_variants.decoder import Decoder
 from attn_variants.generation import GREEDY, Lookup, Result, Sampling, Stopping, stream
 from attn_variants.generation.drafts import Draft
 from attn_variants.generation.speedup import Rounds, expected_speedup, expected_tokens
+from attn_variants.packed import pack_weights
 
 from .case import decoder_config, random_decoder
 from .loop_cost import after_first, filled, random_ids, ratio
@@ -47,6 +48,7 @@ def speculation_rows(
     model = random_decoder(decoder_config(variant, geometry), dtype="bfloat16", device="cpu", seed=seed)
     small = decoder_config(variant, draft_geometry(geometry))
     draft = random_decoder(small, dtype="bfloat16", device="cpu", seed=seed + 1)
+    packed = [pack_weights(each) for each in (model, draft)]
     (prompt,) = random_ids(geometry.vocab_size, PROMPT, seed).tolist()
     for name, sampling in SAMPLINGS.items():
         for tokens in drafts:
@@ -61,6 +63,7 @@ def speculation_rows(
                 "sampling": name,
                 "asked": acceptance,
                 "drafts": tokens,
+                "packed": sorted({shape for each in packed for shape, way in each.items() if way == "packed"}),
                 "size": _weights(draft) / _weights(model),
                 "cost": cost,
                 "block": block,
@@ -81,6 +84,7 @@ def lookup_rows(*, drafts: Sequence[int], dtypes: Sequence[str], new: int, turns
     }
     for dtype in dtypes:
         model = Decoder.from_pretrained(folder, dtype=dtype).eval()
+        pack_weights(model)
         for text, prompts in texts.items():
             for tokens in drafts:
                 row = _compared(model, prompts, new, GREEDY, Lookup(tokens), turns)
