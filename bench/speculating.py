@@ -36,7 +36,6 @@ PASSAGE = (
 ORDINARY = (
     "What is the capital of France, and what is it known for?",
     "Explain in a few sentences why the sky is blue.",
-    "Write a short story about a cat that lives in a library.",
 )
 REPEATING = (f"{PASSAGE}\n\n{PASSAGE}\n\n{PASSAGE[:40]}", f"Original: {PASSAGE}\nCopy: {PASSAGE}\nCopy: The")
 
