@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import index
 from typing import Any, TypeVar
-
-import torch
 
 from attn_variants.cache import KVCache
 from attn_variants.decoder import Decoder
 
+from .drafts import Draft, ModelDraft
 from .row import Row
 from .sampling import Sampling
 from .stopping import Stopping
@@ -21,14 +21,9 @@ Option = TypeVar("Option")
 
 def checked_prompts(prompts: Prompts, vocab_size: int) -> list[list[int]]:
     """The prompts as lists. Raises ValueError for none, for text, for an empty one and for ids that are no tokens."""
-    if isinstance(prompts, str) or (texts := [prompt for prompt in prompts if isinstance(prompt, str)]):
-        text = prompts if isinstance(prompts, str) else texts[0]
-        raise ValueError(f"prompt {text!r:.40} is text; prompts are token ids, as a tokenizer's encode gives them")
-    if single := [prompt for prompt in prompts if isinstance(prompt, int)]:
-        raise ValueError(
-            f"prompts is one sequence of ids ({single[0]}, ...); give a list of them: [[{single[0]}, ...]]"
-        )
-    found = [prompt.tolist() if isinstance(prompt, torch.Tensor) else list(prompt) for prompt in prompts]
+    if isinstance(prompts, str | bytes):
+        raise ValueError(_is_text(prompts))
+    found = [_ids(row, prompt) for row, prompt in enumerate(_several("prompts", prompts))]
     if not found:
         raise ValueError("there is no prompt; give at least one")
     for row, prompt in enumerate(found):
@@ -42,14 +37,66 @@ def checked_prompts(prompts: Prompts, vocab_size: int) -> list[list[int]]:
     return found
 
 
+def _ids(row: int, prompt: Any) -> list[int]:
+    if isinstance(prompt, str | bytes):
+        raise ValueError(_is_text(prompt))
+    listed = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # of torch and numpy
+    if isinstance(listed, int | float):
+        raise ValueError(f"prompts is one sequence of ids ({listed}, ...); give a list of them: [[{listed}, ...]]")
+    ids = []
+    for token in _several(f"prompt {row}", listed):
+        try:
+            ids.append(index(token))
+        except TypeError:
+            raise ValueError(f"prompt {row} holds {token!r:.40}, which is no token id but must be an integer") from None
+        if isinstance(token, bool):
+            raise ValueError(f"prompt {row} holds {token}, which is no token id; is it a mask?")
+    return ids
+
+
+def _is_text(given: str | bytes) -> str:
+    return f"prompt {given!r:.40} is text; prompts are token ids, as a tokenizer's encode gives them"
+
+
+def _several(name: str, given: Any) -> list[Any]:
+    try:
+        return list(given)
+    except TypeError:
+        raise ValueError(f"{name} ({given!r:.40}) must be token ids, as a tokenizer's encode gives them") from None
+
+
 def one_for_each(name: str, given: Option | Sequence[Option], kind: type[Option], count: int) -> list[Option]:
     """An option of every prompt: the same for all, or one each."""
-    each = [given] * count if isinstance(given, kind) else list(given)  # type: ignore[arg-type]
+    if isinstance(given, kind):
+        return [given] * count
+    each: list[Any] = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     if wrong := [one for one in each if not isinstance(one, kind)]:
-        raise ValueError(f"{name} ({wrong[0]!r}) must be a {kind.__name__}, or one for each prompt")
+        raise ValueError(f"{name} ({wrong[0]!r:.40}) must be a {kind.__name__}, or one for each prompt")
     if len(each) != count:
         raise ValueError(f"{name} holds {len(each)} for {count} prompts; give one, or as many as there are prompts")
     return each
+
+
+def checked_draft(draft: Draft | Decoder | None) -> Draft | None:
+    """What proposes; a decoder proposes as many tokens as a `ModelDraft` does by default."""
+    proposing = ModelDraft(draft) if isinstance(draft, Decoder) else draft
+    proposes = hasattr(proposing, "open") and hasattr(proposing, "tokens") and not isinstance(proposing, type)
+    if proposing is not None and not proposes:
+        raise ValueError(f"draft ({draft!r:.40}) must be a ModelDraft, a Lookup or a smaller decoder")
+    return proposing
+
+
+def check_alone(*, cache: object, draft: object, store: str, codec: str, prefill_chunk: int | None) -> None:
+    """Refuse what has nothing to do where nothing is cached."""
+    given = {
+        "cache": cache is not None,
+        "draft": draft is not None,
+        "store": store != "full",
+        "codec": codec != "plain",
+        "prefill_chunk": prefill_chunk is not None,
+    }
+    if idle := [name for name, has in given.items() if has]:
+        raise ValueError(f"use_cache=False leaves nothing to do for {' and '.join(idle)}; leave it out")
 
 
 def new_rows(
@@ -81,19 +128,30 @@ def new_rows(
 def new_cache(
     decoder: Decoder, prompts: Sequence[list[int]], needed: Sequence[int], *, n: int, burst: int, store: str, codec: str
 ) -> KVCache:
-    """A cache in which n rows of each prompt have `needed` slots, in a pool that counts on them to share the prompt."""
+    """A cache in which n rows of each prompt have `needed` slots, in a pool that counts on them to share the prompt.
+
+    A pool's size holds for each kind of layer: beside windows, which leave most of a long prompt behind, it may be more
+    than rows that share nothing need, and then is not given.
+    """
     options: dict[str, Any] = {"batch": n * len(prompts), "capacity": max(needed), "dtype": decoder.dtype}
     options |= {"store": store, "codec": codec, "burst": burst}
-    if n > 1 and (pools := KVCache(decoder.cache_specs, **options, device="meta").pools):
+    apart = KVCache(decoder.cache_specs, **options, device="meta")
+    if n > 1 and apart.pools:
         page = int(store.partition(":")[2])
         shared = sum(len(prompt) // page for prompt in prompts)
         own = sum(-(-slots // page) - len(prompt) // page for prompt, slots in zip(prompts, needed, strict=True))
-        options["pages"] = min(shared + n * own, max(pool.total for pool in pools))
+        together = {**options, "pages": shared + n * own}
+        if KVCache(decoder.cache_specs, **together, device="meta").nbytes < apart.nbytes:
+            options = together
     return KVCache(decoder.cache_specs, **options, device=decoder.device)
 
 
-def check_cache(cache: KVCache, rows: Sequence[Row], needed: Sequence[int], *, n: int, burst: int) -> None:
+def check_cache(
+    cache: KVCache, decoder: Decoder, rows: Sequence[Row], needed: Sequence[int], *, n: int, burst: int
+) -> None:
     """Refuse a cache that is given and does not hold what is asked for."""
+    if cache.specs != decoder.cache_specs:
+        raise ValueError("the cache is another decoder's: make the KVCache from this decoder's own cache_specs")
     if cache.batch != len(rows):
         each = "" if n == 1 else f" of {n} samples each"
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from .row import Result
 def best_of(results: Sequence[Result], score: Callable[[Result], float] | None = None) -> Result:
     """The result with the highest score, the first of equal ones; by default the mean log-probability of its tokens.
 
-    A mean, because a sum prefers short answers. Results that ended in an error are left out.
-    Raises ValueError where none is left.
+    A mean, because a sum prefers short answers. Results that ended in an error are left out, and
+    a score that is NaN is the lowest. Raises ValueError where none is left.
     """
     sound = _sound(results)
-    return max(sound, key=_mean_logprob if score is None else score)
+    scores = [(_mean_logprob if score is None else score)(result) for result in sound]
+    # A comparison with NaN is false, so that the first would stay the best.
+    best = max(range(len(sound)), key=lambda place: -math.inf if math.isnan(scores[place]) else scores[place])
+    return sound[best]
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def _sound(results: Sequence[Result]) -> list[Result]:
 
 
 def _mean_logprob(result: Result) -> float:
-    return result.logprob / result.new_tokens if result.new_tokens else float("-inf")
+    return result.logprob / result.new_tokens if result.new_tokens else -math.inf
 
 
 def _text(result: Result) -> str:

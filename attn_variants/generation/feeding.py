@@ -47,10 +47,12 @@ class Cached:
         left = {row: list(ids) for row, ids in prompts.items()}
         logits: dict[int, Tensor] = {}
         while left:
-            most = {row: self._most(row, len(ids)) for row, ids in left.items()}
-            given = {row: ids[: most[row]] for row, ids in left.items()}
+            # Empty rows first: beside others a ring takes no more of a prompt than it can hold.
+            now = [row for row in left if not self.cache.length(row)] or list(left)
+            given = {row: left[row][: self._most(row, len(left[row]))] for row in now}
             logits |= dict(zip(given, self.go_on(given), strict=True))
-            left = {row: ids[most[row] :] for row, ids in left.items() if len(ids) > most[row]}
+            left |= {row: left[row][len(ids) :] for row, ids in given.items()}
+            left = {row: ids for row, ids in left.items() if ids}
         return torch.stack([logits[row] for row in prompts])
 
     def share(self, row: int, others: Sequence[int]) -> None:

@@ -10,8 +10,18 @@ from attn_variants.cache import KVCache
 from attn_variants.contract import require_size
 from attn_variants.decoder import Decoder
 
-from .asked import Decode, Prompts, check_cache, checked_prompts, new_cache, new_rows, one_for_each
-from .drafts import Draft, ModelDraft
+from .asked import (
+    Decode,
+    Prompts,
+    check_alone,
+    check_cache,
+    checked_draft,
+    checked_prompts,
+    new_cache,
+    new_rows,
+    one_for_each,
+)
+from .drafts import Draft
 from .feeding import Cached, Feed, Recomputed
 from .picking import log_probabilities, picked
 from .row import Result, Row, Token
@@ -49,7 +59,8 @@ def generate(
 
     A row whose logits are no distribution ends with reason "error"; the others go on. Raises ValueError, before
     anything is computed, for an empty prompt, for tokens that the vocabulary lacks, for more tokens than the cache can
-    hold, for a draft with another vocabulary, and for options that exclude each other.
+    hold, for a draft with another vocabulary, and for options that exclude each other; OutOfPagesError from the step
+    for which the pool of a cache that is given has no page.
     """
     tokens = stream(
         decoder,
@@ -97,25 +108,30 @@ def stream(
     asked = checked_prompts(prompts, decoder.config.vocab_size)
     samplings = one_for_each("sampling", GREEDY if sampling is None else sampling, Sampling, len(asked))
     stoppings = one_for_each("stopping", Stopping() if stopping is None else stopping, Stopping, len(asked))
+    if cache is not None and not isinstance(cache, KVCache):
+        raise ValueError(f"cache ({cache!r:.40}) must be a KVCache, made from the decoder's cache_specs")
+    if decode is not None and not callable(decode):
+        raise ValueError(f"decode ({decode!r:.40}) must be a function from token ids to text, as a tokenizer's is")
     held = [cache.length(row) if cache and row < cache.batch else 0 for row in range(0, n * len(asked), n)]
     rows = new_rows(asked, samplings, stoppings, n=n, held=held, eos=decoder.config.eos_token_ids, decode=decode)
     if not use_cache:
-        if cache is not None or draft is not None:
-            raise ValueError(f"use_cache=False leaves nothing to do for a {'draft' if cache is None else 'cache'}")
+        check_alone(cache=cache, draft=draft, store=store, codec=codec, prefill_chunk=prefill_chunk)
         return _steps(Recomputed(decoder), rows, alternatives, None)
-    proposing = ModelDraft(draft) if isinstance(draft, Decoder) else draft
+    proposing = checked_draft(draft)
     burst = 1 if proposing is None else proposing.tokens + 1
     # The last token is never fed.
     needed = [len(row.prompt) + max(row.left, 1) - 1 for row in rows]
     if cache is None:
-        burst = max(burst, prefill_chunk or 1)
+        # A prompt that is fed at once needs no burst.
+        longest = max(map(len, asked))
+        burst = max(burst, prefill_chunk if prefill_chunk and prefill_chunk < longest else 1)
         cache = new_cache(decoder, asked, needed[::n], n=n, burst=burst, store=store, codec=codec)
     else:
         if (store, codec) != ("full", "plain"):
             raise ValueError(
                 f"store {store!r} and codec {codec!r} are those of the cache that is given; leave them out"
             )
-        check_cache(cache, rows, needed, n=n, burst=burst)
+        check_cache(cache, decoder, rows, needed, n=n, burst=burst)
     feed = Cached(decoder, cache, prefill_chunk)
     speculation = None
     if proposing is not None:
@@ -132,26 +148,30 @@ def _steps(feed: Feed, rows: Sequence[Row], alternatives: int, speculation: Spec
     rows = [row for row in rows if row.reason is None]
     if not rows:
         return
-    first = {row.which: row for row in reversed(rows)}
-    logits = feed.begin({row.number: row.prompt for row in first.values()})
-    for source in first.values():
-        if others := [row.number for row in rows if row.which == source.which and row is not source]:
-            feed.share(source.number, others)
-    logits = logits[[list(first).index(row.which) for row in rows]]
-    while rows:
-        yield from _chosen(rows, logits, alternatives)
-        rows = [row for row in rows if row.reason is None]
+    logits = _begun(feed, rows)
+    yield from _chosen(rows, logits, alternatives)
+    while rows := [row for row in rows if row.reason is None]:
         if speculation is not None:
-            break
-        if rows:
+            yield from speculation.round(rows)
+        else:
             logits = feed.go_on({row.number: [row.newest] for row in rows})
-    while rows and speculation is not None:
-        yield from speculation.round(rows)
-        rows = [row for row in rows if row.reason is None]
+            yield from _chosen(rows, logits, alternatives)
+
+
+def _begun(feed: Feed, rows: Sequence[Row]) -> torch.Tensor:
+    """(n, vocab) the logits behind each row's prompt, which is fed once for all of its samples."""
+    samples: dict[int, list[int]] = {}
+    for row in rows:
+        samples.setdefault(row.which, []).append(row.number)
+    logits = feed.begin({row.number: row.prompt for row in rows if not row.sample})
+    for first, *others in samples.values():
+        if others:
+            feed.share(first, others)
+    return logits.repeat_interleave(torch.tensor([len(of) for of in samples.values()], device=logits.device), 0)
 
 
 def _chosen(rows: Sequence[Row], logits: torch.Tensor, alternatives: int) -> Iterator[Token]:
-    """The next token of each row, logits (n, vocab) being theirs."""
+    """Each row goes on with a token that is drawn from its logits, (n, vocab) in all."""
     tokens = picked(logits, rows)
     known = log_probabilities(logits, tokens, alternatives)
     for row, token, (logprob, likeliest), lost in zip(rows, tokens, known, broken(logits).tolist(), strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,33 +16,31 @@ Proposed = Sequence[Sequence[int]]
 """What is taken to follow each row's tokens so far."""
 
 
-def picked(
-    logits: Tensor, rows: Sequence[Row], proposed: Proposed | None = None, *, purpose: str = "draw"
-) -> list[int]:
+def picked(logits: Tensor, rows: Sequence[Row], proposed: Proposed | None = None) -> list[int]:
     """The next token of each row, logits (n, vocab) being theirs; behind what is proposed for it."""
-    proposed = [()] * len(rows) if proposed is None else proposed
     tokens = [0] * len(rows)
-    for sampling, members in _alike(rows):
-        some = logits[members] if len(members) < len(rows) else logits
-        seen = _seen(some, [rows[index] for index in members], [proposed[index] for index in members])
-        if sampling.greedy:
-            chosen = penalised(sampling, some, seen).argmax(-1).tolist()
+    for group in _groups(logits, rows, proposed):
+        if group.sampling.greedy:
+            chosen = penalised(group.sampling, group.logits, group.seen).argmax(-1).tolist()
         else:
-            numbers = [rows[index].uniform(len(proposed[index]), purpose) for index in members]
-            chosen = draw_rows(probabilities(sampling, some, seen), numbers)
-        for index, token in zip(members, chosen, strict=True):
+            chosen = drawn(probabilities(group.sampling, group.logits, group.seen), group.rows, group.proposed, "draw")
+        for index, token in zip(group.members, chosen, strict=True):
             tokens[index] = token
     return tokens
 
 
+def drawn(distributions: Tensor, rows: Sequence[Row], proposed: Proposed, purpose: str) -> list[int]:
+    """A token of each row, from distributions (n, vocab) and by its own random number."""
+    numbers = [row.uniform(len(ids), purpose) for row, ids in zip(rows, proposed, strict=True)]
+    return draw_rows(distributions, numbers)
+
+
 def distributions(logits: Tensor, rows: Sequence[Row], proposed: Proposed) -> Tensor:
-    """(n, vocab) what the next token of each row is drawn from."""
-    return torch.stack(
-        [
-            probabilities(row.sampling, one[None], _seen(one[None], [row], [ids]))[0]
-            for one, row, ids in zip(logits, rows, proposed, strict=True)
-        ]
-    )
+    """(n, vocab) in float32: what the next token of each row is drawn from, behind what is proposed for it."""
+    found = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    for group in _groups(logits, rows, proposed):
+        found[group.members] = probabilities(group.sampling, group.logits, group.seen)
+    return found
 
 
 def log_probabilities(logits: Tensor, tokens: Sequence[int], count: int) -> list[tuple[float, Alternatives]]:
@@ -60,15 +58,37 @@ def log_probabilities(logits: Tensor, tokens: Sequence[int], count: int) -> list
     ]
 
 
-def _alike(rows: Sequence[Row]) -> list[tuple[Sampling, list[int]]]:
-    """Indices of rows whose logits are processed alike; seeds may differ."""
-    found: dict[Sampling, list[int]] = {}
+@dataclass(frozen=True)
+class _Group:
+    """Rows whose logits are processed alike; members: which of all rows they are."""
+
+    sampling: Sampling
+    members: list[int]
+    rows: list[Row]
+    proposed: list[Sequence[int]]
+    logits: Tensor
+
+    @property
+    def seen(self) -> Tensor | None:
+        """(n, vocab) bool, or None where nothing is penalised."""
+        size, device = self.logits.shape[-1], self.logits.device
+        seen = [row.seen(size, device, ids) for row, ids in zip(self.rows, self.proposed, strict=True)]
+        known = [one for one in seen if one is not None]
+        return torch.stack(known) if known else None
+
+
+def _groups(logits: Tensor, rows: Sequence[Row], proposed: Proposed | None) -> list[_Group]:
+    behind: Proposed = [()] * len(rows) if proposed is None else proposed
+    members: dict[Sampling, list[int]] = {}
     for index, row in enumerate(rows):
-        found.setdefault(replace(row.sampling, seed=0), []).append(index)
-    return list(found.items())
-
-
-def _seen(logits: Tensor, rows: Sequence[Row], proposed: Proposed) -> Tensor | None:
-    seen = [row.seen(logits.shape[-1], logits.device, ids) for row, ids in zip(rows, proposed, strict=True)]
-    known = [one for one in seen if one is not None]
-    return torch.stack(known) if known else None
+        members.setdefault(row.alike, []).append(index)
+    return [
+        _Group(
+            sampling,
+            of,
+            [rows[index] for index in of],
+            [behind[index] for index in of],
+            logits[of] if len(of) < len(rows) else logits,
+        )
+        for sampling, of in members.items()
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -73,6 +73,7 @@ class Row:
     """The state of one sequence.
 
     held: tokens that its row of the cache holds before the prompt, so that positions are those of the whole sequence.
+    alike: how its logits are processed, which rows of different seeds have in common.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Row:
     ) -> None:
         self.number = number
         self.sampling = sampling
+        self.alike = replace(sampling, seed=0)
         self.watch = watch
         self.prompt = list(prompt)
         self.which, self.sample = which, sample

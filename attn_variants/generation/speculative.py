@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .drafts import Draft, Pick, Proposal
 from .feeding import Cached
-from .picking import distributions, log_probabilities, picked
+from .picking import distributions, drawn, log_probabilities, picked
 from .row import Row, Token
 from .sampling import broken, broken_message
 from .speedup import Rounds
@@ -34,19 +34,19 @@ class Speculation:
             {row.number: min(self._most, row.left - 1) for row in rows}, self._pick(rows)
         )
         logits = self._feed.block({row.number: [row.newest, *proposals[row.number].ids] for row in rows})
-        surplus = {}
-        for row, block in zip(rows, logits, strict=True):
-            proposal = proposals[row.number]
-            before = len(row.watch.ids)
-            yield from self._taken(row, block[: len(proposal.ids) + 1], proposal)
-            new = row.watch.ids[before:]
-            # The newest token is not fed: the next block begins with it.
-            surplus[row.number] = len(proposal.ids) + 1 - len(new)
-            if row.reason is None:
-                self._drafting.grow(row.number, new)
-            else:
-                self._drafting.end(row.number)
-        self._feed.drop(surplus)
+        before = {row.number: len(row.watch.ids) for row in rows}
+        try:
+            for row, block in zip(rows, logits, strict=True):
+                proposal = proposals[row.number]
+                yield from self._taken(row, block[: len(proposal.ids) + 1], proposal)
+                if row.reason is None:
+                    self._drafting.grow(row.number, row.watch.ids[before[row.number] :])
+                else:
+                    self._drafting.end(row.number)
+        finally:
+            # Also for who takes no more tokens in the middle of a round: a cache holds no others than were given.
+            new = {row.number: len(row.watch.ids) - before[row.number] for row in rows}
+            self._feed.drop({row: len(proposals[row].ids) - max(count - 1, 0) for row, count in new.items()})
 
     def _taken(self, row: Row, logits: Tensor, proposal: Proposal) -> Iterator[Token]:
         """The row goes on with what the model takes of its proposal, and one token more; logits (k + 1, vocab)."""
@@ -83,10 +83,12 @@ class Speculation:
             logits: Tensor, numbers: Sequence[int], proposed: Sequence[Sequence[int]]
         ) -> tuple[Sequence[int | None], Tensor | None]:
             of = [by_number[number] for number in numbers]
-            tokens = picked(logits, of, proposed, purpose="draft")
-            chosen = [None if lost else token for token, lost in zip(tokens, broken(logits).tolist(), strict=True)]
-            drawn = any(not row.sampling.greedy for row in of)
-            return chosen, distributions(logits, of, proposed) if drawn else None
+            if all(row.sampling.greedy for row in of):
+                tokens, q = picked(logits, of, proposed), None
+            else:
+                q = distributions(logits, of, proposed)
+                tokens = drawn(q, of, proposed, "draft")
+            return [None if lost else token for token, lost in zip(tokens, broken(logits).tolist(), strict=True)], q
 
         return pick
 
