@@ -112,7 +112,7 @@ def _lines() -> Iterator[str]:
             line = ""
         except UnicodeDecodeError as error:
             raise ValueError(f"stdin is no UTF-8 text ({error.reason}); convert it") from None
-        message = line.removesuffix("\n")
+        message = line.rstrip("\r\n")
         if not message:
             if asks and not line:
                 print(file=sys.stderr)

@@ -22,7 +22,7 @@ from .results import Report, Row
 from .session import Session, require_memory, slots_for
 from .speculated import Clocked, draft_folder, draft_of, speeds
 from .tables import Table
-from .timed import Say, Timed
+from .timed import Say, Timed, silent
 from .uncached import cost_table, costs, draw
 
 
@@ -42,8 +42,8 @@ def generate_report(
     """What follows a text, or a conversation; `say` is given the answers, one sample alone piece by piece.
 
     model: a Hugging Face folder, or the name of a model that was fetched. Raises ValueError before weights are read for
-    what cannot be loaded, a prompt without a token, a store that cannot be made or is larger than memory, and a draft with
-    another vocabulary. `failures` names the sequences that ended in an error.
+    what cannot be loaded, a prompt without a token, a store that cannot be made or is larger than memory, and a draft
+    with another vocabulary. `failures` names the sequences that ended in an error.
     """
     folder = model_folder(model)
     config, tokenizer = decoder_config(folder), load_tokenizer(folder)
@@ -93,7 +93,7 @@ def _answered(session: Session, ids: Sequence[int], slots: int, title: str, say:
     how = session.how
     draft = None if session.draft is None else Clocked(session.draft)
     cache = session.cache(ids, slots=slots)
-    timed = Timed().take(session.tokens(ids, cache, draft=draft), say if how.n == 1 else _silent)
+    timed = Timed().take(session.tokens(ids, cache, draft=draft), say if how.n == 1 else silent)
     rows = [session.row(result, timed, number, cache) for number, result in enumerate(timed.results)]
     if how.n == 1:
         say("\n")
@@ -116,10 +116,6 @@ def _answered(session: Session, ids: Sequence[int], slots: int, title: str, say:
             draw(how.plot, title, len(ids), *steps)
             print(f"wrote {how.plot}", file=sys.stderr)
     return report
-
-
-def _silent(piece: str) -> None:
-    """Samples come at once, and are told one after another."""
 
 
 def _tell(results: Sequence[Result], rows: Sequence[Row], choose: str | None, say: Say) -> None:
