@@ -47,6 +47,9 @@ class Prompting:
         """The one prompt. Raises ValueError for none, for two, and for an empty one."""
         if self.prompt is not None and self.file is not None:
             raise ValueError("--prompt and --file exclude each other; give one of them")
+        for flag, value in (("--prompt", self.prompt), ("--system", self.system)):
+            if value is not None and not _is_unicode(value):
+                raise ValueError(f"{flag} {value!r} is no UTF-8 text; convert it, or give another")
         if self.system is not None and not self.chat:
             raise ValueError("--system is a message of a conversation; give --chat too")
         if self.file is not None:
@@ -188,6 +191,11 @@ class How:
         require_writable(plot, flag="--plot")
         if find_spec("matplotlib") is None:
             raise ValueError("--plot needs matplotlib: pip install 'attn-variants[plots]' brings it")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written down: bytes of an argument that are no UTF-8 reach Python as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _stop(flag: str, value: str, **field: str) -> None:

@@ -147,7 +147,7 @@ def test_a_whole_unit_ends_the_text(tmp_path, capsys):
     first = row["text"].index("(")
     depths = [row["text"].count("(", 0, end) - row["text"].count(")", first, end) for end in range(first + 1, 201)]
     assert (row["reason"], len(row["text"])) == ("unit", first + 1 + depths.index(0))
-    count = save_model(tmp_path / "numbers", letters("1 x"), seed=5)
+    count = save_model(tmp_path / "numbers", letters("1 ab"), seed=5)
     (row,) = rows(capsys, count, *flags, "--stop-unit", "json")
     assert row["reason"] == "unit"
     assert isinstance(json.loads(row["text"]), int)

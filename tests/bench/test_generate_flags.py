@@ -20,6 +20,7 @@ P = ["--prompt", "x"]
         ([*P, "--file", "y"], ["--prompt and --file exclude each other"]),
         (["--prompt", ""], ["--prompt is empty"]),
         (["--file", "/nowhere/at/all"], ["/nowhere/at/all", "No such file"]),
+        (["--prompt", "a\udcff"], ["--prompt 'a\\udcff' is no UTF-8 text"]),
         ([*P, "--system", "Be brief."], ["--system", "--chat"]),
         ([*P, "--temperature", "nan"], ["--temperature (nan)", "at least 0"]),
         ([*P, "--temperature", "-1"], ["--temperature (-1.0)", "at least 0"]),
