@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_variants.cache import cache_shapes
@@ -74,6 +76,20 @@ def storable(
 def dtypes_named(values: Sequence[str]) -> list[str]:
     """Canonical names of the dtypes asked for."""
     return list(dict.fromkeys(canonical_dtype(name) for name in listed("--dtype", values)))
+
+
+def read_text(flag: str, path: str) -> str:
+    """What a UTF-8 file holds, or stdin for `-`. Raises ValueError for what is empty or of another encoding."""
+    if path == "-" and sys.stdin is None:
+        raise ValueError(f"{flag} - reads stdin, which is closed; give a file")
+    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{flag} {path} is no UTF-8 text ({error.reason} at byte {error.start}); convert it") from None
+    if not text:
+        raise ValueError(f"{flag} {path} is empty; give some text")
+    return text
 
 
 def require_ready(common: Common) -> None:

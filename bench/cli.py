@@ -21,7 +21,7 @@ from attn_variants.config import Geometry
 from attn_variants.dtypes import canonical_dtype
 from attn_variants.registry import VARIANTS
 
-from .asked import buildable, dtypes_named, question, require_ready, storable, variants_named
+from .asked import buildable, dtypes_named, question, read_text, require_ready, storable, variants_named
 from .case import (
     LLAMA_3_8B,
     PRESET_GEOMETRIES,
@@ -33,6 +33,7 @@ from .case import (
     preset_geometry,
     variant_subject,
 )
+from .generate_flags import Drawing, Ending, How, Prompting
 from .options import Common, Sizing, Stored, given, listed, numbered, require_positive, spread
 from .results import Report, deliver, environment, to_stdout
 from .tables import as_text
@@ -267,29 +268,39 @@ def generate(
     ctx: typer.Context,
     common: Common,
     stored: Stored,
+    prompting: Prompting,
+    drawing: Drawing,
+    ending: Ending,
+    how: How,
     model: Annotated[str, typer.Option(help="A Hugging Face folder, or a model that was fetched.")],
-    prompt: Annotated[str, typer.Option(help="The text to continue.")],
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 128,
     dtype: Annotated[str | None, typer.Option(help="Dtype to compute in.", show_default="the checkpoint's")] = None,
 ) -> None:
-    """Continue a prompt greedily, without a chat template; the text as it comes, statistics at the end."""
+    """Continue a prompt or converse: the text as it comes, statistics at the end.
+
+    Greedy unless a flag of sampling is given; --seed then decides, whatever the store. --speculative is compared with
+    plain decoding in the same run.
+    """
     require_ready(common)
-    require_positive(max_new_tokens=max_new_tokens)
+    how.require_sound(converses=prompting.converses)
     chosen = None if dtype is None else canonical_dtype(dtype)
+    stored = Stored(stored.store, codec_named(stored.codec).name)
+    sampling, stopping = drawing.sampling(common.seed, several=how.n > 1), ending.stopping()
+    text = prompting.text()
     device = resolved_device(common)
 
     from .generate import generate_report
 
-    say = to_stdout if shows_tables(common) else (lambda piece: None)
     report = generate_report(
         model,
-        prompt,
-        max_new_tokens=max_new_tokens,
+        prompting,
+        text,
+        sampling=sampling,
+        stopping=stopping,
+        how=how,
+        stored=stored,
         dtype=chosen,
         device=device,
-        say=say,
-        store=stored.store,
-        codec=codec_named(stored.codec).name,
+        say=to_stdout if shows_tables(common) else (lambda piece: None),
     )
     finish(ctx, report, common, device)
 
@@ -323,11 +334,11 @@ def score(
     dtypes = dtypes_named(dtype) if dtype else [None]
     device = resolved_device(common)
 
-    from .score import read_text, score_report
+    from .score import score_report
 
     report = score_report(
         model,
-        read_text(text),
+        read_text("--text", text),
         dtypes=dtypes,
         stores=stores,
         codecs=list(dict.fromkeys(codec_named(name).name for name in codecs)),
@@ -403,7 +414,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        return _refuse("there is not enough memory for these sizes", ["give a smaller --batch, --context or geometry"])
+        return _refuse(
+            "there is not enough memory for these sizes",
+            ["give a smaller --batch, --context, --max-new-tokens, --n or geometry"],
+        )
 
 
 def out_of_memory(error: Exception) -> bool:

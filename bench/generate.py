@@ -1,96 +1,144 @@
-"""`generate`: a continuation as it comes, and what it cost."""
+"""`generate`: what a model writes, as it comes, and what it cost."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from attn_variants.architectures import decoder_config
-from attn_variants.cache import KVCache, cache_shapes
-from attn_variants.checkpoints import load_tokenizer
+from attn_variants.cache import cache_shapes
+from attn_variants.checkpoints import Tokenizer, load_tokenizer
 from attn_variants.checkpoints.fetch import model_folder
 from attn_variants.decoder import Decoder
-from attn_variants.generation import Stopping, stream
+from attn_variants.generation import Result, Sampling, Stopping, best_of, majority_vote
+from attn_variants.packed import pack_weights
 
+from .conversation import opening, turns
+from .generate_flags import How, Prompting
+from .generate_tables import CHOICE, COUNTS, FED, SAMPLE, TURN, alternatives_table, columns, speculation_table
+from .options import Stored
 from .results import Report, Row
-from .tables import Column, Table, figure, size
-
-COLUMNS = (
-    Column("prompt_tokens", "prompt tokens"),
-    Column("new_tokens", "new tokens"),
-    Column("reason", "ended by", right=False),
-    Column("ttft_ms", "TTFT ms", figure),
-    Column("tokens_per_s", "tokens/s", figure),
-    Column("cache_bytes", "cache", size),
-)
+from .session import Session, require_memory, slots_for
+from .speculated import Clocked, draft_folder, draft_of, speeds
+from .tables import Table
+from .timed import Say, Timed, silent
+from .uncached import cost_table, costs, draw
 
 
 def generate_report(
     model: str,
-    prompt: str,
+    prompting: Prompting,
+    text: str,
     *,
-    max_new_tokens: int,
+    sampling: Sampling,
+    stopping: Stopping,
+    how: How,
+    stored: Stored,
     dtype: str | None,
     device: str,
-    say: Callable[[str], None],
-    store: str = "full",
-    codec: str = "plain",
+    say: Say,
 ) -> Report:
-    """Greedy continuation of a prompt; `say` is given the text piece by piece, whole characters only.
+    """What follows a text, or a conversation; `say` is given the answers, one sample alone piece by piece.
 
-    model: a Hugging Face folder, or the name of a model that was fetched. store, codec: of its cache. Raises ValueError
-    for what cannot be loaded, a prompt without a token, and, before weights are read, a store that cannot be made.
+    model: a Hugging Face folder, or the name of a model that was fetched. Raises ValueError before weights are read for
+    what cannot be loaded, a prompt without a token, a store that cannot be made or is larger than memory, and a draft
+    with another vocabulary. `failures` names the sequences that ended in an error.
     """
     folder = model_folder(model)
-    cache_shapes(decoder_config(folder).cache_specs, batch=1, capacity=1, store=store, codec=codec)
-    tokenizer = load_tokenizer(folder)
-    ids = tokenizer.encode(prompt)
-    if not ids:
-        raise ValueError("--prompt is empty; give some text to continue")
+    config, tokenizer = decoder_config(folder), load_tokenizer(folder)
+    cache_shapes(config.cache_specs, batch=1, capacity=1, **vars(stored))
+    drafting = None if how.speculative is None else draft_folder(how.speculative, config, tokenizer)
+    ids = _ids(tokenizer, prompting, text)
+    slots = slots_for(stopping, tokenizer, len(ids))
+    require_memory(config, slots, how, stored, dtype=dtype, device=device)
+    if slots >= config.max_position_embeddings:
+        most = config.max_position_embeddings
+        print(f"the model knows sequences of {most} tokens, and this may come to {slots + 1}", file=sys.stderr)
+    draft = None
+    if how.speculative is not None:
+        draft = draft_of(drafting, how.draft_tokens, dtype=dtype, device=device)
     decoder = Decoder.from_pretrained(folder, dtype=dtype, device=device).eval()
-    row = _generated(decoder, ids, tokenizer.decode, max_new_tokens, say, store=store, codec=codec)
-    return Report([{"model": str(model)} | row], [Table(f"{Path(model).name} on {device}", COLUMNS, [row])])
+    if draft is not None:
+        # Verification brings a few rows at once.
+        pack_weights(decoder)
+    session = Session(model, decoder, tokenizer, draft, sampling, stopping, how, stored)
+    title = f"{Path(model).name} on {device}"
+    if prompting.converses:
+        rows = list(turns(session, prompting.system, say))
+        report = Report(rows, [Table(title, columns(TURN, FED, COUNTS), rows)])
+    else:
+        report = _answered(session, ids, slots, title, say)
+    if draft is not None:
+        report.tables.append(speculation_table(report.rows, draft.tokens))
+    if how.alternatives:
+        report.tables += [alternatives_table(session, row) for row in report.rows]
+    report.failures += [row["error"] for row in report.rows if row["reason"] == "error"]
+    return report
 
 
-def _generated(
-    decoder: Decoder,
-    prompt: list[int],
-    decode: Callable[[Sequence[int]], str],
-    max_new_tokens: int,
-    say: Callable[[str], None],
-    *,
-    store: str = "full",
-    codec: str = "plain",
-) -> Row:
-    cache = KVCache(
-        decoder.cache_specs,
-        batch=1,
-        capacity=len(prompt) + max_new_tokens - 1,
-        dtype=decoder.dtype,
-        device=decoder.device,
-        store=store,
-        codec=codec,
-    )
-    start = time.perf_counter()
-    first = last = start
-    result = None
-    for token in stream(decoder, [prompt], stopping=Stopping(max_new_tokens), cache=cache, decode=decode):
-        last = time.perf_counter()
-        first = last if first == start else first
-        say(token.text)
-        result = token.result
-    say("\n")
-    assert result is not None
-    return {
-        "prompt_tokens": result.prompt_tokens,
-        "new_tokens": result.new_tokens,
-        "text": result.text,
-        "ids": list(result.ids),
-        "reason": result.reason,
-        "ttft_ms": (first - start) * 1e3,
-        "tokens_per_s": (result.new_tokens - 1) / (last - first) if result.new_tokens > 1 else None,
-        "store": store,
-        "codec": codec,
-        "cache_bytes": cache.nbytes,
-    }
+def _ids(tokenizer: Tokenizer, prompting: Prompting, text: str) -> list[int]:
+    """The prompt; none of a conversation that is yet to come, whose template is tried out."""
+    if not prompting.chat:
+        ids = tokenizer.encode(text)
+    else:
+        try:
+            ids = tokenizer.chat([*opening(prompting.system), {"role": "user", "content": text}])
+        except ValueError as error:
+            raise ValueError(f"--chat: {error}") from None
+    if not ids:
+        raise ValueError(f"{'--prompt' if prompting.file is None else '--file'} is empty: no token is in it")
+    return [] if prompting.converses else ids
+
+
+def _answered(session: Session, ids: Sequence[int], slots: int, title: str, say: Say) -> Report:
+    """One prompt, as often as is asked for, and then the runs that it is compared with."""
+    how = session.how
+    draft = None if session.draft is None else Clocked(session.draft)
+    cache = session.cache(ids, slots=slots)
+    timed = Timed().take(session.tokens(ids, cache, draft=draft), say if how.n == 1 else silent)
+    rows = [session.row(result, timed, number, cache) for number, result in enumerate(timed.results)]
+    if how.n == 1:
+        say("\n")
+    else:
+        _tell(timed.results, rows, how.choose, say)
+    heading = SAMPLE if how.n > 1 else ()
+    report = Report(rows, [Table(title, columns(heading, COUNTS, CHOICE if how.choose else ()), rows)])
+    if draft is not None:
+        plain = Timed().take(replace(session, draft=None).tokens(ids, session.cache(ids, slots=slots)))
+        for number, row in enumerate(rows):
+            row |= speeds(row, number, plain, draft)
+    if how.no_cache:
+        uncached = Timed().take(session.tokens(ids, None))
+        (row,) = rows
+        steps = timed.step_ms(), uncached.step_ms()
+        row |= {"uncached_ids_equal": uncached.results[0].ids == timed.results[0].ids}
+        row |= dict(zip(("step_ms", "uncached_step_ms"), steps, strict=True)) | {"costs": costs(len(ids), *steps)}
+        report.tables.append(cost_table(row["costs"]))
+        if how.plot is not None:
+            draw(how.plot, title, len(ids), *steps)
+            print(f"wrote {how.plot}", file=sys.stderr)
+    return report
+
+
+def _tell(results: Sequence[Result], rows: Sequence[Row], choose: str | None, say: Say) -> None:
+    """Each sample under its heading, then which is chosen; the rows learn of it."""
+    for result in results:
+        say(f"--- sample {result.sample}, ended by {result.reason}\n{result.text}\n")
+    sound = [result for result in results if result.reason != "error"]
+    if choose is None or not sound:
+        return
+    if choose == "best":
+        best = best_of(sound)
+        say(f"--- best: sample {best.sample}\n")
+        for row, result in zip(rows, results, strict=True):
+            mean = result.logprob / result.new_tokens if result.new_tokens else None
+            row |= {"mean_logprob": mean, "chosen": result is best}
+        return
+    vote = majority_vote(sound)
+    say(f"--- {vote.votes[vote.answer]} of {len(results)} say\n{vote.answer}\n")
+    for row, result in zip(rows, results, strict=True):
+        said = None if result.text is None else result.text.strip()
+        votes = vote.votes.get(said or "", 0) if result.reason != "error" else 0
+        row |= {"votes": votes, "chosen": bool(votes) and said == vote.answer}

@@ -29,7 +29,7 @@ class Common:
     output: Annotated[
         list[Path] | None, typer.Option(help="Write results to this file, whole or not at all; may be repeated.")
     ] = None
-    seed: Annotated[int, typer.Option(help="Seed of random weights and token ids.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of random weights, token ids and sampling.")] = 0
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where tensors live; auto takes a GPU.")] = (
         "auto"
     )

@@ -68,20 +68,21 @@ def as_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file so that it is there complete or not at all: a sibling first, then one rename.
 
     What is no file, a pipe or a device, is written to as it is. Raises OSError where the folder is missing or not
     writable.
     """
     path = path.resolve()
+    data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)
         return
     descriptor, sibling = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
         os.chmod(sibling, 0o666 & ~_umask())
         os.replace(sibling, path)
     except BaseException:
@@ -89,20 +90,20 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def require_writable(path: Path) -> None:
+def require_writable(path: Path, flag: str = "--output") -> None:
     """Refuse an output file that could not be written, before the work that would fill it."""
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise ValueError(f"--output {path}: there is no folder {folder}; make it first")
+        raise ValueError(f"{flag} {path}: there is no folder {folder}; make it first")
     if path.is_dir():
-        raise ValueError(f"--output {path} is a folder; name a file in it")
+        raise ValueError(f"{flag} {path} is a folder; name a file in it")
     if path.exists() and not path.is_file():
         return
     try:
         with tempfile.NamedTemporaryFile(dir=path.resolve().parent, prefix=f".{path.name}."):
             pass
     except OSError as error:
-        raise ValueError(f"--output {path} cannot be written ({error.strerror}); choose another folder") from None
+        raise ValueError(f"{flag} {path} cannot be written ({error.strerror}); choose another folder") from None
 
 
 def deliver(report: Report, form: str | None, outputs: Sequence[Path], environment: Row) -> None:

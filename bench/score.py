@@ -87,20 +87,6 @@ def score_report(
     return Report(rows, [table], [_failure(row) for row in rows if row["nll"] is None])
 
 
-def read_text(path: str) -> str:
-    """What a UTF-8 file holds, or stdin for `-`. Raises ValueError for what is empty or of another encoding."""
-    if path == "-" and sys.stdin is None:
-        raise ValueError("--text - reads stdin, which is closed; give a file")
-    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--text {path} is no UTF-8 text ({error.reason} at byte {error.start}); convert it") from None
-    if not text:
-        raise ValueError(f"--text {path} is empty; give some text to score")
-    return text
-
-
 def _rows(
     decoder: Decoder, ids: Sequence[int], pairs: Sequence[tuple[str, str]], chunk: int, progress: Progress
 ) -> Iterator[Row]:

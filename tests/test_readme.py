@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-MODULES, HYBRID, DECODER, PROMPT, OWN_MODEL = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+MODULES, HYBRID, DECODER, PROMPT, OWN_MODEL, GENERATION = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def printed(code: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -38,3 +38,11 @@ def test_a_prompt_is_shared_and_saved(capsys, tmp_path, monkeypatch):
 
 def test_layers_of_somebody_s_own_share_a_cache_and_a_step(capsys):
     assert printed(OWN_MODEL, capsys) == ["tensor([11, 11])", "torch.Size([2, 10, 256])"]
+
+
+def test_generation_says_what_its_comments_say(capsys):
+    *lines, scored = printed(GENERATION, capsys)
+    assert lines == ["[8, 8] length", "True", "[0, 1, 2]", "True", "True"]
+    shape, _, perplexity = scored.rpartition(" ")
+    assert shape == "torch.Size([1, 4])"
+    assert 32 < float(perplexity) < 512
