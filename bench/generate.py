@@ -104,7 +104,7 @@ def _answered(session: Session, ids: Sequence[int], slots: int, title: str, say:
     else:
         _tell(timed.results, rows, how.choose, say)
     heading = SAMPLE if how.n > 1 else ()
-    report = Report(rows, [Table(title, columns(heading, COUNTS, CHOICE if how.choose else ()), rows)])
+    report = Report(rows, [Table(title, columns(heading, COUNTS, CHOICE[how.choose]), rows)])
     if draft is not None:
         plain = Timed().take(replace(session, draft=None).tokens(ids, session.cache(ids, slots=slots)))
         for number, row in enumerate(rows):

@@ -20,11 +20,11 @@ COUNTS = (
     Column("cache_bytes", "cache", size),
     Column("cache_bytes_used", "used", size),
 )
-CHOICE = (
-    Column("mean_logprob", "log p a token", "{:.3f}".format),
-    Column("votes", "votes"),
-    Column("chosen", "chosen"),
-)
+CHOICE = {
+    None: (),
+    "best": (Column("mean_logprob", "log p a token", "{:.3f}".format), Column("chosen", "chosen")),
+    "vote": (Column("votes", "votes"), Column("chosen", "chosen")),
+}
 SPECULATION = (
     Column("acceptance_rate", "accepted", "{:.1%}".format),
     Column("tokens_per_call", "tokens per call", figure),
