@@ -85,6 +85,7 @@ def checks_of(cell: Cell) -> dict[str, Check]:
         "padded": padded,
         "rewound": rewound,
         "forked": forked,
+        "reused": reused,
     }
     if cell.sight.limited and cell.store != "full":
         checks["wrapped"] = wrapped
@@ -155,6 +156,21 @@ def forked(cell: Cell) -> Compared:
     parts.append(cell.decoder(cell.ids[[1, 0], 11:16], swapped)[[1, 0]])
     wanted = torch.cat([cell.truth[:, :16], cell.truth[:, 11:16]], dim=1)
     return torch.cat(parts, dim=1).flatten(0, 1), wanted.flatten(0, 1)
+
+
+def reused(cell: Cell) -> Compared:
+    """A row that was freed takes another sequence, in steps that a warm row takes no part in; then both go on."""
+    cache = cell.cache()
+    before = cell.decoder(cell.ids[:, :9], cache)
+    cache.free([0])
+    # The row's own sequence again, the first token apart: on a cold row a step reads nothing of the cache.
+    first = cell.decoder(cell.ids[:1, :1], cache, rows=[0])
+    again = cell.decoder(cell.ids[:1, 1:7], cache, rows=[0])
+    ids = torch.stack([cell.ids[0, 7:10], cell.ids[1, 9:12]])
+    after = cell.decoder(ids, cache)
+    got = [before.flatten(0, 1), first[0], again[0], after.flatten(0, 1)]
+    wanted = [cell.truth[:, :9].flatten(0, 1), cell.truth[0, :7], cell.truth[0, 7:10], cell.truth[1, 9:12]]
+    return torch.cat(got), torch.cat(wanted)
 
 
 def wrapped(cell: Cell) -> Compared:

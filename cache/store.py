@@ -24,7 +24,7 @@ OVER = object()
 
 
 class Store:
-    """Layout x codec for one layer. Implements `LayerCache`; with `StateStore` it alone allocates, and only here.
+    """Layout x codec for one layer. Implements `LayerCache`; with its residual and states it alone allocates, here.
 
     A step on rows that hold nothing reads its own tensors: all there is to see is in them, in full precision.
     kind: the plan that its layout makes.    owner: whose steps it takes.    layer: its index where others share it.

@@ -14,14 +14,14 @@ from attn_variants.bench.parity import parity_report
 from attn_variants.bench.reference import absorbed_below, absorbing_layers, reference_logits
 from attn_variants.cache.number_codes import Integers
 from attn_variants.cache.pages import Pages
-from attn_variants.cache.quantize import ByEntry
 from attn_variants.cache.ring import Ring
 from attn_variants.cache.store import Store
+from attn_variants.cache.views import StoreView
 from attn_variants.norm import RMSNorm
 from tests import reference as textbook
 from tests import tiny
 
-CHECKS = {"uncached", "cached", "chunked", "ragged", "padded", "rewound", "forked", "negative-control"}
+CHECKS = {"uncached", "cached", "chunked", "ragged", "padded", "rewound", "forked", "reused", "negative-control"}
 GEOMETRY = tiny.GEOMETRY
 OPTIONAL = [variant for variant in VARIANTS if has_limits(variant)]
 
@@ -158,8 +158,13 @@ def test_a_codec_whose_step_is_larger_than_it_says_fails(monkeypatch):
 
 
 def test_codes_with_a_wrong_scale_fail(monkeypatch):
-    factors = ByEntry.factors
-    monkeypatch.setattr(ByEntry, "factors", lambda *given: (factors(*given)[0], factors(*given)[1] * 1.05))
+    factors = StoreView._factors
+
+    def wrong(*given):
+        codes, scales = factors(*given)
+        return codes, tuple(scale * 1.05 for scale in scales)
+
+    monkeypatch.setattr(StoreView, "_factors", wrong)
     report = parity_report(["gqa"], GEOMETRY, dtypes=["float32"], codecs=["int8"], backends=["blockwise"])
     assert "cached" in {row["check"] for row in report.rows if not row["ok"]}
 
@@ -225,7 +230,7 @@ def test_a_store_that_loses_a_token_fails_every_check_that_reads_it(monkeypatch,
     monkeypatch.setattr(Store, "_write", forgetful)
     report = parity_report(["gqa"], GEOMETRY, dtypes=["float32"], backends=["sdpa"])
     failed = {row["check"] for row in report.rows if not row["ok"]}
-    assert failed == {"cached", "chunked", "ragged", "padded", "rewound", "forked"}
+    assert failed == {"cached", "chunked", "ragged", "padded", "rewound", "forked", "reused"}
     assert all("gqa full plain sdpa float32" in failure for failure in report.failures)
 
 

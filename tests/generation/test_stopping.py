@@ -67,7 +67,9 @@ def test_an_end_token_is_an_id_and_no_text():
 
 
 @pytest.mark.parametrize(
-    ("eos", "count"), [(None, 3), (7, 2), ((7,), 2), ([9, 8], 3), ((), 4), (iter([8]), 4)], ids=str
+    ("eos", "count"),
+    [(None, 3), (7, 2), ((7,), 2), ([9, 8], 3), ((), 4), (iter([8]), 4)],
+    ids=["the model's", "7", "(7,)", "[9, 8]", "()", "an iterator"],
 )
 def test_end_tokens_are_the_models_unless_others_are_given(eos, count):
     """A model whose config says 7 and whose generation_config says [7, 9] knows both; here it writes 9 third."""
