@@ -19,7 +19,6 @@ from attn_variants.cache.rows import coded
 from tests import reference
 from tests.tiny import same, snapshot
 
-K = Record.of(Entry("k", 2, 6))
 NUMBER = Record.of(Entry("number", 1, 1, dtype="float32"))
 """The number of a token, which no codec touches."""
 SUM = State("sum", (3,), dtype="float32")
@@ -59,10 +58,13 @@ class Interleavings(RuleBasedStateMachine):
         capacity=st.sampled_from([5, 11, 23]),
         pages=st.sampled_from([None, None, 3, 6, 12]),
         states=st.booleans(),
+        heads=st.integers(1, 3),
+        width=st.integers(1, 7),
     )
-    def made(self, kinds, store, codec, static, burst, batch, capacity, pages, states):
+    def made(self, kinds, store, codec, static, burst, batch, capacity, pages, states, heads, width):
+        self.record = Record.of(Entry("k", heads, width))
         specs = [
-            CacheSpec(records=(K, NUMBER), states=(SUM,) if states and layer == 0 else (), **kind)
+            CacheSpec(records=(self.record, NUMBER), states=(SUM,) if states and layer == 0 else (), **kind)
             for layer, kind in enumerate(kinds)
         ]
         cache = KVCache(
@@ -249,7 +251,7 @@ class Interleavings(RuleBasedStateMachine):
                 assert before[:, 0].tolist() == [sum(one.said[row]) for row in named]
                 after = before[:, None] + torch.where(real, numbers, 0).cumsum(1)[..., None]
                 layer.keep(step, sum=after)
-            view = layer.append(step, k=_vectors(numbers), number=numbers[:, None, :, None])
+            view = layer.append(step, k=_vectors(numbers, self.record), number=numbers[:, None, :, None])
             self._check_view(view, step, [said[row] for row in named])
         return said
 
@@ -271,18 +273,19 @@ class Interleavings(RuleBasedStateMachine):
                     assert torch.equal(k[row, :, seen], expected[:, positions])
 
     def _read(self, step, row, ids):
-        """(2, T, 6): what is read of a row's vectors. A cold step reads its own; what waits is exact too."""
-        vectors = _vectors(torch.tensor([ids]))[0]
+        """(heads, T, width): what is read of a row's vectors. A cold step reads its own; what waits is exact too."""
+        vectors = _vectors(torch.tensor([ids]), self.record)[0]
         stop = 0 if step.cold else len(ids) if step.sealed is None else int(step.sealed[row])
         if not stop:
             return vectors
-        back = self.codec.decode(K, self.codec.encode(K, vectors[:, :stop]), torch.float32)
+        back = self.codec.decode(self.record, self.codec.encode(self.record, vectors[:, :stop]), torch.float32)
         return torch.cat([back, vectors[:, stop:]], dim=1)
 
 
-def _vectors(numbers):
-    """(B, T) to (B, 2, T, 6): a vector of each."""
-    return torch.sin(numbers[:, None, :, None] * torch.arange(1, 13).reshape(2, 1, 6)).float()
+def _vectors(numbers, record):
+    """(B, T) to (B, heads, T, width): a vector of each."""
+    waves = torch.arange(1, record.heads * record.width + 1).reshape(record.heads, 1, record.width)
+    return torch.sin(numbers[:, None, :, None] * waves).float()
 
 
 def _sees(spec, query, key):
@@ -305,7 +308,7 @@ TestInterleavings = Interleavings.TestCase
 
 @pytest.mark.parametrize("store", ["paged:1", "paged:4"])
 def test_a_fork_that_nobody_holds_gives_its_pages_back(store):
-    spec = CacheSpec(records=(K, NUMBER))
+    spec = CacheSpec(records=(Record.of(Entry("k", 2, 6)), NUMBER))
     cache = KVCache([spec], batch=2, capacity=9, dtype="float32", store=store, pages=20)
     (layout,) = cache._layouts.values()
 
