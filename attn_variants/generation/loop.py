@@ -172,6 +172,7 @@ def _begun(feed: Feed, rows: Sequence[Row]) -> torch.Tensor:
 
 def _chosen(rows: Sequence[Row], logits: torch.Tensor, alternatives: int) -> Iterator[Token]:
     """Each row goes on with a token that is drawn from its logits, (n, vocab) in all."""
+    logits = logits.float()
     tokens = picked(logits, rows)
     known = log_probabilities(logits, tokens, alternatives)
     for row, token, (logprob, likeliest), lost in zip(rows, tokens, known, broken(logits).tolist(), strict=True):

@@ -19,6 +19,8 @@ from attn_variants.contract import require_size
 from .draws import LARGEST
 
 SMALLEST, GREATEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+REGISTERS = 256
+"""A multiple of the numbers that any sum over a row takes at once."""
 RADIX = 32768
 """Numbers from which on torch sorts integers by radix on a CPU: 8 to 14 times faster than floats (measured)."""
 
@@ -87,9 +89,11 @@ def processed(sampling: Sampling, logits: Tensor, seen: Tensor | None = None) ->
     largest = None
     if sampling.top_k is not None and sampling.top_k < scores.shape[-1]:
         largest = scores.topk(sampling.top_k).values
-        scores = _largest(scores, sampling.top_k, largest[:, -1:])
     if sampling.top_p is not None and sampling.top_p < 1:
-        scores = _nucleus(scores, sampling.top_p, _ascending(scores, largest))
+        # The largest of the largest are those of all.
+        scores = _largest(scores, *_nucleus(_ascending(scores, largest), sampling.top_p))
+    elif largest is not None:
+        scores = _largest(scores, largest.shape[-1], largest[:, -1:])
     if sampling.min_p:
         shares = scores.softmax(-1)
         scores = _kept(scores, shares >= sampling.min_p * shares.amax(-1, True))
@@ -155,10 +159,14 @@ def _tempered(scores: Tensor, temperature: float) -> Tensor:
     return tempered.where(~overflowed, (scores - scores.amax(-1, True)) / temperature)
 
 
-def _nucleus(scores: Tensor, top_p: float, ascending: Tensor) -> Tensor:
-    """The smallest set of the most likely tokens that adds up to top_p (arXiv 1904.09751), added up from the least."""
-    cut = (ascending.softmax(-1).cumsum(-1) <= 1 - top_p).sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
-    return _largest(scores, scores.shape[-1] - cut, ascending.gather(-1, cut))
+def _nucleus(ascending: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """How many tokens are the smallest set of the most likely that adds up to top_p, and the least score among them.
+
+    (B, 1) each; arXiv 1904.09751. Added up from the least.
+    """
+    tokens = ascending.shape[-1]
+    cut = (ascending.softmax(-1).cumsum(-1) <= 1 - top_p).sum(-1, keepdim=True).clamp(max=tokens - 1)
+    return tokens - cut, ascending.gather(-1, cut)
 
 
 def _largest(scores: Tensor, count: int | Tensor, least: Tensor) -> Tensor:
@@ -175,9 +183,13 @@ def _kept(scores: Tensor, kept: Tensor) -> Tensor:
 
 
 def _ascending(scores: Tensor, largest: Tensor | None) -> Tensor:
-    """Each row (B, V) sorted; the largest, descending, are known where all others are cut."""
+    """Each row (B, V) sorted, or the largest alone, which are given descending, where all others are cut.
+
+    Behind as many -inf that they stand at the places in a vector register that they would have in the whole row: then
+    their sum, too, is the whole row's to the bit.
+    """
     if largest is not None:
-        return F.pad(largest.flip(-1), (scores.shape[-1] - largest.shape[-1], 0), value=-math.inf)
+        return F.pad(largest.flip(-1), ((scores.shape[-1] - largest.shape[-1]) % REGISTERS, 0), value=-math.inf)
     if scores.device.type != "cpu" or scores.shape[-1] < RADIX // 4:
         return scores.sort(-1).values
     return torch.stack([_by_radix(row) for row in scores])
