@@ -166,7 +166,7 @@ def _ideal(found: Architecture, store: str | None, form: Format) -> Count:
 def _allocated(found: Architecture, store: str | None, form: Format) -> Count:
     require_storable(found.layers)
     codec = codec_named(codec_of(form))
-    for record in {record for spec in found.layers if spec.shares is None for record in spec.records}:
+    for record in dict.fromkeys(record for spec in found.layers if spec.shares is None for record in spec.records):
         # A format may price what the codec of that name refuses to store.
         codec.parts(record, form.model)
     together = _tokens(form)
