@@ -16,6 +16,7 @@ from .asked import (
     check_alone,
     check_cache,
     checked_draft,
+    checked_history,
     checked_prompts,
     new_cache,
     new_rows,
@@ -37,6 +38,7 @@ def generate(
     sampling: Sampling | Sequence[Sampling] | None = None,
     stopping: Stopping | Sequence[Stopping] | None = None,
     cache: KVCache | None = None,
+    history: Prompts | None = None,
     n: int = 1,
     draft: Draft | Decoder | None = None,
     decode: Decode | None = None,
@@ -54,6 +56,8 @@ def generate(
     decode: a tokenizer's, for texts, and for stops that look at them.
     cache: appended to when given, n rows per prompt, of which the first alone may hold something already; else one is
     made to fit, with this store and codec.     use_cache: without, all is computed again for every token.
+    history: what the cache that is given holds already, for each prompt the tokens before it (nothing is fed of them):
+    drafts read them, and the penalty counts them; a draft goes without where they are left out.
     prefill_chunk: the most tokens of a prompt that are fed at once; None is all.
     alternatives: how many of the likeliest tokens a result names at each place.
 
@@ -68,6 +72,7 @@ def generate(
         sampling=sampling,
         stopping=stopping,
         cache=cache,
+        history=history,
         n=n,
         draft=draft,
         decode=decode,
@@ -88,6 +93,7 @@ def stream(
     sampling: Sampling | Sequence[Sampling] | None = None,
     stopping: Stopping | Sequence[Stopping] | None = None,
     cache: KVCache | None = None,
+    history: Prompts | None = None,
     n: int = 1,
     draft: Draft | Decoder | None = None,
     decode: Decode | None = None,
@@ -112,10 +118,21 @@ def stream(
         raise ValueError(f"cache ({cache!r:.40}) must be a KVCache, made from the decoder's cache_specs")
     if decode is not None and not callable(decode):
         raise ValueError(f"decode ({decode!r:.40}) must be a function from token ids to text, as a tokenizer's is")
-    held = [cache.length(row) if cache and row < cache.batch else 0 for row in range(0, n * len(asked), n)]
-    rows = new_rows(asked, samplings, stoppings, n=n, held=held, eos=decoder.config.eos_token_ids, decode=decode)
     if not use_cache:
-        check_alone(cache=cache, draft=draft, store=store, codec=codec, prefill_chunk=prefill_chunk)
+        check_alone(cache=cache, history=history, draft=draft, store=store, codec=codec, prefill_chunk=prefill_chunk)
+    held = [cache.length(row) if cache and row < cache.batch else 0 for row in range(0, n * len(asked), n)]
+    before = checked_history(history, held, samplings, decoder.config.vocab_size)
+    rows = new_rows(
+        asked,
+        samplings,
+        stoppings,
+        n=n,
+        held=held,
+        history=before,
+        eos=decoder.config.eos_token_ids,
+        decode=decode,
+    )
+    if not use_cache:
         return _steps(Recomputed(decoder), rows, alternatives, None)
     proposing = checked_draft(draft)
     burst = 1 if proposing is None else proposing.tokens + 1

@@ -81,13 +81,27 @@ def processed(sampling: Sampling, logits: Tensor, seen: Tensor | None = None) ->
     logits: (B, V) of any float; what is -inf in them stays cut.     seen: (B, V) bool, as of `seen_in`; None is none.
     Greedy leaves the one token. A row that is `broken` gives what is no distribution, and does not touch the others.
     """
+    scores, tokens = candidates(sampling, logits, seen)
+    if tokens is None:
+        return scores
+    return torch.full(logits.shape, -math.inf, device=scores.device).scatter_(-1, tokens, scores)
+
+
+def candidates(sampling: Sampling, logits: Tensor, seen: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """`processed` without most of what is cut: scores (B, C), and the tokens (B, C) they are of, ascending.
+
+    None stands for all tokens. Few of a large vocabulary cost a draw less than all.
+    """
     scores = penalised(sampling, logits, seen)
     if sampling.greedy:
-        return _kept(scores, torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, scores.argmax(-1, True), True))
+        only = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, scores.argmax(-1, True), True)
+        return _kept(scores, only), None
     if sampling.temperature != 1:
         scores = _tempered(scores, sampling.temperature)
     largest = None
     if sampling.top_k is not None and sampling.top_k < scores.shape[-1]:
+        if not sampling.min_p and (few := _few(scores, sampling.top_k, sampling.top_p)):
+            return few
         largest = scores.topk(sampling.top_k).values
     if sampling.top_p is not None and sampling.top_p < 1:
         # The largest of the largest are those of all.
@@ -97,7 +111,7 @@ def processed(sampling: Sampling, logits: Tensor, seen: Tensor | None = None) ->
     if sampling.min_p:
         shares = scores.softmax(-1)
         scores = _kept(scores, shares >= sampling.min_p * shares.amax(-1, True))
-    return scores
+    return scores, None
 
 
 def probabilities(sampling: Sampling, logits: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -157,6 +171,21 @@ def _tempered(scores: Tensor, temperature: float) -> Tensor:
     if not overflowed.any():
         return tempered
     return tempered.where(~overflowed, (scores - scores.amax(-1, True)) / temperature)
+
+
+def _few(scores: Tensor, top_k: int, top_p: float | None) -> tuple[Tensor, Tensor] | None:
+    """The k largest of each row, those cut by top-p as -inf; None where a tie leaves open which ones they are."""
+    top = scores.topk(top_k + 1)
+    largest, beyond = top.values[:, :-1], top.values[:, -1:]
+    least = largest[:, -1:]
+    if top_p is not None and top_p < 1:
+        count, least = _nucleus(_ascending(scores, largest), top_p)
+        beyond = top.values.gather(-1, count)
+    if (least == beyond).any():
+        return None
+    tokens, order = top.indices[:, :-1].sort(-1)
+    ordered = largest.gather(-1, order)
+    return _kept(ordered, ordered >= least), tokens
 
 
 def _nucleus(ascending: Tensor, top_p: float) -> tuple[Tensor, Tensor]:

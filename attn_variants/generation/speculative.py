@@ -29,7 +29,7 @@ class Speculation:
         for row in rows:
             if row.rounds is None:
                 row.rounds = Rounds()
-                self._drafting.begin(row.number, [*row.prompt, *row.watch.ids])
+                self._drafting.begin(row.number, row.ids)
         proposals = self._drafting.propose(
             {row.number: min(self._most, row.left - 1) for row in rows}, self._pick(rows)
         )
