@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -26,7 +27,7 @@ from .drafts import Draft
 from .feeding import Cached, Feed, Recomputed
 from .picking import log_probabilities, picked
 from .row import Result, Row, Token
-from .sampling import GREEDY, Sampling, broken, broken_message
+from .sampling import GREEDY, Sampling, broken_message
 from .speculative import Speculation
 from .stopping import Stopping
 
@@ -192,8 +193,8 @@ def _chosen(rows: Sequence[Row], logits: torch.Tensor, alternatives: int) -> Ite
     logits = logits.float()
     tokens = picked(logits, rows)
     known = log_probabilities(logits, tokens, alternatives)
-    for row, token, (logprob, likeliest), lost in zip(rows, tokens, known, broken(logits).tolist(), strict=True):
-        if lost:
+    for row, token, (logprob, likeliest) in zip(rows, tokens, known, strict=True):
+        if math.isnan(logprob):
             yield row.fail(broken_message(row.number, row.position))
         else:
             yield row.push(token, logprob, likeliest)
