@@ -56,8 +56,8 @@ COLUMNS = (
 NOTE = (
     "TTFT: the prompt and the choice of the first token. step: a token more for every sequence, the median. of limit: "
     "time to read the weights and the cache once, at the rate measured in this run, over a step's. largest alloc.: "
-    "of one decode step. Our weights lie by rows or by columns, or few rows meet a packed copy, as measured faster. unquiet: the cores were not ours "
-    "alone, so take no speed from this line."
+    "of one decode step. Our weights lie by rows or by columns, or few rows meet a packed copy, as measured faster. "
+    "unquiet: the cores were not ours alone, so take no speed from this line."
 )
 
 
