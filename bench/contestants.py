@@ -142,8 +142,8 @@ class Ours:
 class Compiled(Ours):
     """The same with compiled decode steps, over a static store whose shapes never change, so that one graph serves all.
 
-    On the CPU the compiler freezes the weights, to pack them for products with few rows, joins products of one input,
-    and calls operators from C++.
+    On the CPU the compiler calls operators from C++; it freezes the weights, to pack them for products with few rows,
+    and joins products of one input, where oneDNN multiplies in their dtype.
     """
 
     setting = "compiled"
@@ -155,10 +155,10 @@ class Compiled(Ours):
         # All decoders share one `compute`, whose graphs are counted together: without this the ninth would run eagerly.
         torch._dynamo.reset()
         self._compute = torch.compile(decoder.compute, dynamic=False)
-        frozen = decoder.device.type == "cpu"
+        frozen = _can_be_frozen(decoder)
         # Freezing has to be set while the first call is traced; torch.compile's own options come too late for it.
         self._compiler: AbstractContextManager[object] = inductor.patch(
-            {"freezing": frozen, "cpp_wrapper": frozen, "cpp.enable_concat_linear": frozen}
+            {"freezing": frozen, "cpp_wrapper": decoder.device.type == "cpu", "cpp.enable_concat_linear": frozen}
         )
 
     def decode(self, token: Tensor) -> Tensor:
@@ -169,6 +169,15 @@ class Compiled(Ours):
         self._compiler = nullcontext()
         self._cache.advance(step)
         return logits
+
+
+def _can_be_frozen(decoder: Decoder) -> bool:
+    """Where oneDNN lacks the dtype, frozen weights are transposed ones that are read ten times slower (measured)."""
+    if decoder.device.type != "cpu":
+        return False
+    if decoder.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return decoder.dtype == torch.float32
 
 
 class Transformers:
