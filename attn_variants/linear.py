@@ -41,6 +41,22 @@ def project(x: Tensor, *layers: nn.Linear) -> list[Tensor]:
     return [out if layer.bias is None else out + layer.bias for out, layer in zip(outs, layers, strict=True)]
 
 
+def per_head(x: Tensor, weight: Tensor) -> Tensor:
+    """(B, H, T, N) times (H, N, R) per head, without a copy of the weight per row of the batch.
+
+    On a CPU in float32, for which a copy of the weight is made: torch's own product of a few rows of bfloat16 takes up
+    to seven times as long as that and the product (measured).
+    """
+    batch, heads, tokens, width = x.shape
+    rows = x.transpose(0, 1).reshape(heads, batch * tokens, width)
+    if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16):
+        product = torch.bmm(rows.float(), weight.float()).to(x.dtype)
+    else:
+        product = torch.bmm(rows, weight)
+    out: Tensor = product.unflatten(1, (batch, tokens)).transpose(0, 1)
+    return out
+
+
 def lay_out_weights(model: nn.Module) -> dict[str, str]:
     """Store the weights of each shape in the faster order, and say which: {"out x in": "rows" or "columns"}.
 

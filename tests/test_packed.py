@@ -78,16 +78,25 @@ def test_every_row_is_as_if_alone(dtype, monkeypatch):
         assert torch.equal(used(made, x[:, :count], monkeypatch)[0], whole[:, :count])
 
 
-@dtypes
-@pytest.mark.parametrize("least", [1, 2])
-def test_a_copy_is_for_few_rows_and_for_one_where_that_is_faster(dtype, least, monkeypatch):
-    monkeypatch.setattr(packed, "_faster", lambda layers, products, rows: rows >= least)
+@pytest.mark.parametrize(
+    ("dtype", "faster", "taken"),
+    [
+        (torch.bfloat16, {1, 5, 64}, [1, 2, 16, 17, 80]),
+        (torch.bfloat16, {5, 64}, [2, 16, 17, 80]),
+        (torch.bfloat16, {5}, [2, 16]),
+        (torch.float16, {64}, [80]),  # for prompts alone
+        (torch.bfloat16, {1}, [1, 2, 16]),
+        (torch.float32, {1, 5, 64}, [2, 16, 17, 80]),  # weights laid out for one row are as fast
+        (torch.float32, {5}, [2, 16]),
+        (torch.float32, {1, 64}, []),  # not worth the memory
+    ],
+)
+def test_a_copy_is_for_the_rows_that_it_is_faster_for(dtype, faster, taken, monkeypatch):
+    monkeypatch.setattr(packed, "_faster", lambda layers, products, rows: rows in faster)
     made = layer(dtype=dtype)
-    pack_weights(made)
-    assert used(made, rows(1, dtype=dtype), monkeypatch)[1] == (least == 1)
-    assert used(made, rows(2, dtype=dtype), monkeypatch)[1]
-    assert used(made, rows(16, dtype=dtype), monkeypatch)[1]
-    assert not used(made, rows(17, dtype=dtype), monkeypatch)[1]
+    assert pack_weights(made, 1 if faster == {1} else 5) == {"37 x 48": "packed" if taken else "own"}
+    for count in (1, 2, 16, 17, 80):
+        assert used(made, rows(count, dtype=dtype), monkeypatch)[1] == (count in taken), count
 
 
 @dtypes
@@ -187,15 +196,6 @@ def test_packing_for_other_rows_takes_copies_away_that_are_slower_for_these(monk
     assert pack_weights(made, 16) == {"37 x 48": "own"}
     assert type(made) is nn.Linear
     assert not used(made, rows(5), monkeypatch)[1]
-
-
-def test_weights_that_are_read_otherwise_have_no_copy():
-    """MLA multiplies by kv_b_proj's weight itself."""
-    model = copy.deepcopy(decoder("mla", torch.float32))
-    pack_weights(model)
-    attention = model.model.layers[0].self_attn
-    assert type(attention.kv_b_proj) is nn.Linear
-    assert type(attention.o_proj) is PackedLinear
 
 
 def test_the_faster_is_found_by_measuring(monkeypatch):
