@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .turns import cold, faster
+from .turns import ROUNDS, cold, faster
 
 FEW_ROWS = 16
 """The most rows that a copy is for which many rows do not want."""
@@ -88,7 +88,7 @@ def pack_weights(model: nn.Module, rows: int = 5) -> dict[str, str]:
     chosen: dict[str, str] = {}
     by_shape: dict[str, list[nn.Linear]] = defaultdict(list)
     for layer in model.modules():
-        if isinstance(layer, nn.Linear) and _packable(layer):
+        if isinstance(layer, nn.Linear) and _packable(layer, rows):
             by_shape[f"{layer.out_features} x {layer.in_features}"].append(layer)
     for shape, layers in by_shape.items():
         products = [_PRODUCTS[layer.weight.dtype](layer, rows) for layer in layers]
@@ -117,12 +117,13 @@ def _rows(layers: Sequence[nn.Linear], products: Sequence[Product], rows: int) -
     return 1 if one else 2 if few else MANY_ROWS, math.inf if many else FEW_ROWS
 
 
-def _packable(layer: nn.Linear) -> bool:
+def _packable(layer: nn.Linear, rows: int) -> bool:
     weight = layer.weight
     if type(layer) not in (nn.Linear, PackedLinear) or "forward" in vars(layer) or weight.device.type != "cpu":
         return False
     if weight.dtype == torch.float32:
-        return bool(torch.backends.mkldnn.is_available())
+        # One row is served as fast by weights that are laid out.
+        return rows > 1 and bool(torch.backends.mkldnn.is_available())
     if weight.dtype not in _PRODUCTS or "fbgemm" not in torch.backends.quantized.supported_engines:
         return False
     return bool(weight.abs().amax() <= torch.finfo(torch.float16).max)
@@ -174,6 +175,10 @@ def _faster(layers: Sequence[nn.Linear], products: Sequence[Product], rows: int)
     several = cold(len(layers), layers[0].weight.nbytes)
     weights = [layer.weight.detach() for layer in layers[:several]]
     x = torch.ones(rows, layers[0].in_features, dtype=weights[0].dtype)
+    # Many rows take long, and are alike.
+    rounds = ROUNDS if rows < MANY_ROWS else 3
     return faster(
-        lambda: [product(x) for product in products[:several]], lambda: [F.linear(x, each) for each in weights]
+        lambda: [product(x) for product in products[:several]],
+        lambda: [F.linear(x, weight) for weight in weights],
+        rounds,
     )

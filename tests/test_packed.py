@@ -94,7 +94,8 @@ def test_every_row_is_as_if_alone(dtype, monkeypatch):
 def test_a_copy_is_for_the_rows_that_it_is_faster_for(dtype, faster, taken, monkeypatch):
     monkeypatch.setattr(packed, "_faster", lambda layers, products, rows: rows in faster)
     made = layer(dtype=dtype)
-    assert pack_weights(made, 1 if faster == {1} else 5) == {"37 x 48": "packed" if taken else "own"}
+    found = pack_weights(made, 1 if faster == {1} else 5)
+    assert found == {"37 x 48": "packed" if taken else "own"}
     for count in (1, 2, 16, 17, 80):
         assert used(made, rows(count, dtype=dtype), monkeypatch)[1] == (count in taken), count
 
@@ -187,6 +188,10 @@ def test_a_packed_decoder_computes_the_same(variant, dtype, monkeypatch):
         out, packs = used(model, torch.tensor([ids]), monkeypatch)
     assert packs
     assert error(out[0], expected(variant, ids, dtype)) < TOLERANCE[dtype]
+
+
+def test_one_row_of_float32_needs_no_copy():
+    assert pack_weights(layer(dtype=torch.float32), 1) == {}
 
 
 def test_packing_for_other_rows_takes_copies_away_that_are_slower_for_these(monkeypatch):
