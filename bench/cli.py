@@ -376,9 +376,12 @@ def diff(
     ctx: typer.Context,
     written: Written,
     old: Annotated[
-        Path, typer.Argument(help="A record that --output FILE.json wrote, or one with a row per line, .jsonl.")
+        Path,
+        typer.Argument(
+            metavar="OLD", help="A record that --output FILE.json wrote, or one with a row per line, .jsonl."
+        ),
     ],
-    new: Annotated[Path, typer.Argument(help="A later record of the same command.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="A later record of the same command.")],
 ) -> None:
     """Two records side by side: tells a change from noise.
 

@@ -53,7 +53,8 @@ def diff_report(old: Path, new: Path) -> Report:
     pairs, gone, added = _matched(before, after)
     if not pairs:
         raise ValueError(
-            f"{old} ({_kind(before)}) and {new} ({_kind(after)}) have no row in common; give two records of one command"
+            f"{old} ({_kind(before)}) and {new} ({_kind(after)}) have no row in common{_apart(before, after)}; "
+            "give two records of the same measurement"
         )
     speeds = [row for pair in pairs for row in _speeds(pair, pairs)]
     figures = [row for pair in pairs for row in _figures(pair)]
@@ -67,13 +68,14 @@ def diff_report(old: Path, new: Path) -> Report:
 def _matched(old: Sequence[Entry], new: Sequence[Entry]) -> tuple[list[Pair], list[Entry], list[Entry]]:
     """Rows that measure the same, in the old record's order, then those of the old and of the new alone.
 
-    What is left over is matched once more whatever its device and threads.
+    What is left over is matched once more whatever its device and threads, and a peer whatever its setting: of those
+    only the fastest is in a record.
     """
     pairs: list[Pair] = []
-    for ignored in ((), PLACE):
-        left = dict(zip(_keys(new, ignored), new, strict=True))
+    for loosely in (False, True):
+        left = dict(zip(_keys(new, loosely=loosely), new, strict=True))
         alone = []
-        for key, entry in zip(_keys(old, ignored), old, strict=True):
+        for key, entry in zip(_keys(old, loosely=loosely), old, strict=True):
             if key in left:
                 pairs.append((entry, left.pop(key)))
             else:
@@ -82,10 +84,11 @@ def _matched(old: Sequence[Entry], new: Sequence[Entry]) -> tuple[list[Pair], li
     return pairs, list(old), list(new)
 
 
-def _keys(entries: Iterable[Entry], ignored: Sequence[str] = ()) -> Iterator[str]:
+def _keys(entries: Iterable[Entry], *, loosely: bool) -> Iterator[str]:
     """What each row measures, as text, and which of several of the same it is."""
     seen: Counter[str] = Counter()
     for entry in entries:
+        ignored = () if not loosely else PLACE if entry.row.get("peer") in (None, OURS) else (*PLACE, "setting")
         key = json.dumps({name: value for name, value in _identity(entry.row).items() if name not in ignored})
         seen[key] += 1
         yield f"{key} {seen[key]}"
@@ -100,14 +103,11 @@ def _speeds(pair: Pair, pairs: Sequence[Pair]) -> Iterator[Row]:
     """One row for each set of samples."""
     old, new = (entry.row for entry in pair)
     for name in dict.fromkeys([*old, *new]):
-        if name == "samples" or ("unquiet" in old and name.endswith("_ms")):
-            samples = old.get(name), new.get(name)
-            if any(isinstance(side, list) for side in samples):
-                yield (
-                    _identity(new)
-                    | {"figure": "step_ms" if name == "samples" else name}
-                    | _speed(pair, *samples, pairs)
-                )
+        samples = old.get(name), new.get(name)
+        measured = "unquiet" in old and name.endswith("_ms") and any(isinstance(side, list) for side in samples)
+        if name == "samples" or measured:
+            figure = "step_ms" if name == "samples" else name
+            yield _identity(new) | {"figure": figure} | _speed(pair, *samples, pairs)
 
 
 def _speed(pair: Pair, before: Any, after: Any, pairs: Sequence[Pair]) -> Row:
@@ -119,7 +119,7 @@ def _speed(pair: Pair, before: Any, after: Any, pairs: Sequence[Pair]) -> Row:
         return row | {"verdict": NOT_EVIDENCE, "why": f"in {' and '.join(shared)}"}
     missing = [name for name, side in (("OLD", before), ("NEW", after)) if not side]
     if missing:
-        return row | {"why": f"{missing[0]} has no samples"}
+        return row | {"why": f"no samples in {' and '.join(missing)}"}
     row |= {"old": statistics.median(before), "new": statistics.median(after)}
     if other := _other_place(pair):
         return row | {"why": other}
@@ -133,6 +133,9 @@ def _speed(pair: Pair, before: Any, after: Any, pairs: Sequence[Pair]) -> Row:
         machine=list(machine.values()),
     )
     before_limit, after_limit = old.get("fraction_of_limit"), new.get("fraction_of_limit")
+    why = found.why
+    if old.get("setting") != new.get("setting"):
+        why = f"other setting: {old.get('setting')}, then {new.get('setting')}"
     told = ", ".join(f"{name} x {ratio:.2f}" for name, ratio in machine.items())
     return row | {
         "ratio": found.ratio,
@@ -143,7 +146,7 @@ def _speed(pair: Pair, before: Any, after: Any, pairs: Sequence[Pair]) -> Row:
         "ratio_over_limit": before_limit / after_limit if before_limit and after_limit else None,
         "machine": machine,
         "verdict": found.verdict,
-        "why": f"{MACHINE}: {told}" if found.why == MACHINE else found.why or None,
+        "why": f"{MACHINE}: {told}" if found.why == MACHINE else why or None,
     }
 
 
@@ -228,6 +231,17 @@ def _failure(row: Row) -> str:
         return f"{row['figure']} was {row['old']} and is {row['new']}"
     interval = f"{row['ratio_low']:.3f} to {row['ratio_high']:.3f}"
     return f"{row['figure']} {row['new']:.4g}, {row['ratio']:.3f} of what it was ({interval})"
+
+
+def _apart(old: Sequence[Entry], new: Sequence[Entry]) -> str:
+    """The fields that all rows have, and in which no row of one is like any row of the other."""
+    sides = [[_identity(entry.row) for entry in entries] for entries in (old, new)]
+    names = []
+    for name in IDENTITY:
+        before, after = ({json.dumps(row.get(name)) for row in rows} for rows in sides)
+        if "null" not in before | after and before.isdisjoint(after):
+            names.append(name)
+    return f": they differ in {', '.join(names)}" if names else ""
 
 
 def _kind(entries: Sequence[Entry]) -> str:

@@ -112,6 +112,16 @@ def test_a_peer_that_did_not_change_says_what_the_machine_did(compare):
     assert elsewhere[1][0]["verdict"] == "slower"
 
 
+def test_a_peer_is_compared_by_its_fastest_setting(compare):
+    old = [speed(), speed(40.0, peer="transformers", setting="dynamic cache")]
+    new = [speed(24.0), speed(48.0, peer="transformers", setting="static cache")]
+    ours, theirs = compare(old, new)[1]
+    assert (ours["verdict"], theirs["verdict"]) == ("not comparable", "slower")
+    assert theirs["why"] == "other setting: dynamic cache, then static cache"
+    # Ours are ways of their own.
+    assert verdicts(compare([speed()], [speed(), speed(setting="compiled")])[1]) == ["same within noise", "added"]
+
+
 def test_beside_a_peer_that_held_still_smaller_changes_are_told(compare):
     peer = speed(40.0, peer="transformers")
     assert verdicts(compare([speed()], [speed(21.0)])[1]) == ["same within noise"]
@@ -201,8 +211,10 @@ def test_rows_that_measure_the_same_are_matched_in_their_order(compare):
 
 
 def test_a_row_without_samples_is_not_comparable(compare):
-    code, (row,), _ = compare([speed()], [speed(samples=None, turns=None)])
-    assert (code, row["verdict"], row["why"]) == (0, "not comparable", "NEW has no samples")
+    bare = speed(samples=None, turns=None)
+    for old, new, where in ((speed(), bare, "NEW"), (bare, speed(), "OLD"), (bare, bare, "OLD and NEW")):
+        code, (row,), _ = compare([old], [new])
+        assert (code, row["verdict"], row["why"]) == (0, "not comparable", f"no samples in {where}")
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "reports").glob("*.json")))
@@ -275,7 +287,11 @@ WHOLE = json.dumps({"schema": 1, "environment": ENVIRONMENT, "rows": [speed()]},
         ("a.json", WHOLE.replace('"schema": 1', '"schema": 2'), ["has schema 2", "reads 1"]),
         ("a.json", '{"schema": 1, "environment": {}, "rows": []}', ["holds no rows"]),
         ("a.json", '{"schema": 1, "environment": {}, "rows": [3]}', ["row 1 is no object"]),
-        ("a.json", json.dumps(json.loads(WHOLE) | {"rows": [sizes()]}), ["no row in common"]),
+        (
+            "a.json",
+            json.dumps(json.loads(WHOLE) | {"rows": [sizes()]}),
+            ["no row in common", "they differ in subject;"],
+        ),
         ("a.json", json.dumps(json.loads(WHOLE) | {"rows": [speed(samples=[1.0, 0.0])]}), ["row 1", "above 0"]),
         ("a.json", json.dumps(json.loads(WHOLE) | {"rows": [speed(samples="fast")]}), ["row 1", "above 0"]),
         ("a.json", json.dumps(json.loads(WHOLE) | {"rows": [speed(turns=[4])]}), ["turns ([4])", "20 samples"]),
