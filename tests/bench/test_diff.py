@@ -74,6 +74,8 @@ def test_a_slower_step_fails_and_a_faster_one_does_not(compare):
     assert code == 1
     assert verdicts(rows) == ["slower", "faster"]
     assert [row["ratio"] for row in rows] == pytest.approx([1.15, 0.85])
+    # Their fractions of the limit are 2 / median, at the same bandwidth.
+    assert [row["ratio_over_limit"] for row in rows] == pytest.approx([1.15, 0.85])
     assert all(row["ratio_low"] < row["ratio"] < row["ratio_high"] for row in rows)
     (line,) = said.splitlines()
     assert line.startswith(
