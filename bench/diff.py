@@ -56,7 +56,8 @@ def diff_report(old: Path, new: Path) -> Report:
             f"{old} ({_kind(before)}) and {new} ({_kind(after)}) have no row in common{_apart(before, after)}; "
             "give two records of the same measurement"
         )
-    speeds = [row for pair in pairs for row in _speeds(pair, pairs)]
+    rivals = [pair for pair in pairs if pair[0].row.get("peer") not in (None, OURS)]
+    speeds = [row for pair in pairs for row in _speeds(pair, rivals)]
     figures = [row for pair in pairs for row in _figures(pair)]
     lonely = [_identity(entry.row) | {"verdict": GONE} for entry in gone]
     lonely += [_identity(entry.row) | {"verdict": ADDED} for entry in added]
@@ -99,7 +100,7 @@ def _identity(row: Row) -> Row:
     return {name: row[name] for name in IDENTITY if row.get(name) is not None}
 
 
-def _speeds(pair: Pair, pairs: Sequence[Pair]) -> Iterator[Row]:
+def _speeds(pair: Pair, rivals: Sequence[Pair]) -> Iterator[Row]:
     """One row for each set of samples."""
     old, new = (entry.row for entry in pair)
     for name in dict.fromkeys([*old, *new]):
@@ -107,10 +108,10 @@ def _speeds(pair: Pair, pairs: Sequence[Pair]) -> Iterator[Row]:
         measured = "unquiet" in old and name.endswith("_ms") and any(isinstance(side, list) for side in samples)
         if name == "samples" or measured:
             figure = "step_ms" if name == "samples" else name
-            yield _identity(new) | {"figure": figure} | _speed(pair, *samples, pairs)
+            yield _identity(new) | {"figure": figure} | _speed(pair, *samples, rivals)
 
 
-def _speed(pair: Pair, before: Any, after: Any, pairs: Sequence[Pair]) -> Row:
+def _speed(pair: Pair, before: Any, after: Any, rivals: Sequence[Pair]) -> Row:
     old, new = (entry.row for entry in pair)
     row: Row = dict.fromkeys(("old", "new", "ratio", "ratio_low", "ratio_high", "band_low", "band_high"))
     row |= {"ratio_over_limit": None, "machine": None, "verdict": NOT_COMPARABLE, "why": None}
@@ -123,7 +124,7 @@ def _speed(pair: Pair, before: Any, after: Any, pairs: Sequence[Pair]) -> Row:
     row |= {"old": statistics.median(before), "new": statistics.median(after)}
     if other := _other_place(pair):
         return row | {"why": other}
-    machine = _machine(pair, pairs)
+    machine = _machine(pair, rivals)
     floor = CONTROLLED_NOISE if set(machine) - {MEMORY} else RUN_NOISE
     found = change(
         before,
@@ -150,7 +151,7 @@ def _speed(pair: Pair, before: Any, after: Any, pairs: Sequence[Pair]) -> Row:
     }
 
 
-def _machine(pair: Pair, pairs: Sequence[Pair]) -> dict[str, float]:
+def _machine(pair: Pair, rivals: Sequence[Pair]) -> dict[str, float]:
     """Ratios of time, new over old, that are not this program's: of reading memory, and of peers on the same weights.
 
     A peer counts where it, and all it runs on, are of the same version in both records.
@@ -161,18 +162,18 @@ def _machine(pair: Pair, pairs: Sequence[Pair]) -> dict[str, float]:
         ratios[MEMORY] = old["read_bandwidth"] / new["read_bandwidth"]
     if old.get("peer") != OURS or _software(pair[0]) != _software(pair[1]):
         return ratios
-    for others in pairs:
+    for others in rivals:
         (before, after) = (entry.row for entry in others)
         same = all(row.get(name) == mine.get(name) for row, mine in ((before, old), (after, new)) for name in CASE)
         quiet = not before.get("unquiet") and not after.get("unquiet")
-        if before.get("peer") not in (None, OURS) and same and quiet and before.get("samples") and after.get("samples"):
+        if same and quiet and before.get("samples") and after.get("samples"):
             ratios[before["peer"]] = statistics.median(after["samples"]) / statistics.median(before["samples"])
     return ratios
 
 
 def _software(entry: Entry) -> Row:
-    versions = entry.environment.get("versions") or {}
-    return {name: version for name, version in versions.items() if name != OURS}
+    versions = entry.environment.get("versions")
+    return {name: version for name, version in versions.items() if name != OURS} if isinstance(versions, dict) else {}
 
 
 def _other_place(pair: Pair) -> str | None:

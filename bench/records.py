@@ -109,9 +109,12 @@ def _require_schema(place: str, record: Row) -> None:
 
 def _require_samples(place: str, row: Row) -> None:
     """Refuse times that are none; what they are compared by needs each above zero."""
+    for name, samples in row.items():
+        timed = name == "samples" and samples is not None
+        timed |= "unquiet" in row and name.endswith("_ms") and isinstance(samples, list)
+        if timed and not (isinstance(samples, list) and all(map(_positive, samples))):
+            raise ValueError(f"{place}: {name} must be a list of numbers above 0, in milliseconds")
     samples = row.get("samples")
-    if samples is not None and not (isinstance(samples, list) and all(map(_positive, samples))):
-        raise ValueError(f"{place}: samples must be a list of numbers above 0, in milliseconds")
     turns = row.get("turns")
     if samples and turns is not None:
         whole = isinstance(turns, list) and all(isinstance(turn, int) and turn > 0 for turn in turns)
@@ -119,7 +122,7 @@ def _require_samples(place: str, row: Row) -> None:
             raise ValueError(
                 f"{place}: turns ({turns}) must be positive integers that add up to {len(samples)} samples"
             )
-    for name in ("noise", "read_bandwidth"):
+    for name in ("noise", "read_bandwidth", "fraction_of_limit"):
         if row.get(name) is not None and not (_positive(row[name]) or row[name] == 0):
             raise ValueError(f"{place}: {name} ({row[name]!r}) must be a number of at least 0")
 
