@@ -56,8 +56,11 @@ def diff_report(old: Path, new: Path) -> Report:
             f"{old} ({_kind(before)}) and {new} ({_kind(after)}) have no row in common{_apart(before, after)}; "
             "give two records of the same measurement"
         )
-    rivals = [pair for pair in pairs if pair[0].row.get("peer") not in (None, OURS)]
-    speeds = [row for pair in pairs for row in _speeds(pair, rivals)]
+    rivals: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        if pair[0].row.get("peer") not in (None, OURS):
+            rivals.setdefault(_case(pair), []).append(pair)
+    speeds = [row for pair in pairs for row in _speeds(pair, rivals.get(_case(pair), []))]
     figures = [row for pair in pairs for row in _figures(pair)]
     lonely = [_identity(entry.row) | {"verdict": GONE} for entry in gone]
     lonely += [_identity(entry.row) | {"verdict": ADDED} for entry in added]
@@ -154,7 +157,8 @@ def _speed(pair: Pair, before: Any, after: Any, rivals: Sequence[Pair]) -> Row:
 def _machine(pair: Pair, rivals: Sequence[Pair]) -> dict[str, float]:
     """Ratios of time, new over old, that are not this program's: of reading memory, and of peers on the same weights.
 
-    A peer counts where it, and all it runs on, are of the same version in both records.
+    rivals: peers' rows of the same case. A peer counts where it, and all it runs on, are of the same version in both
+    records.
     """
     old, new = (entry.row for entry in pair)
     ratios = {}
@@ -163,12 +167,16 @@ def _machine(pair: Pair, rivals: Sequence[Pair]) -> dict[str, float]:
     if old.get("peer") != OURS or _software(pair[0]) != _software(pair[1]):
         return ratios
     for others in rivals:
-        (before, after) = (entry.row for entry in others)
-        same = all(row.get(name) == mine.get(name) for row, mine in ((before, old), (after, new)) for name in CASE)
+        before, after = (entry.row for entry in others)
         quiet = not before.get("unquiet") and not after.get("unquiet")
-        if same and quiet and before.get("samples") and after.get("samples"):
+        if quiet and before.get("samples") and after.get("samples"):
             ratios[before["peer"]] = statistics.median(after["samples"]) / statistics.median(before["samples"])
     return ratios
+
+
+def _case(pair: Pair) -> str:
+    """The weights and sizes of both rows, which those of a peer on the same share."""
+    return json.dumps([[entry.row.get(name) for name in CASE] for entry in pair])
 
 
 def _software(entry: Entry) -> Row:
