@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,7 +35,7 @@ from .case import (
     variant_subject,
 )
 from .generate_flags import Drawing, Ending, How, Prompting
-from .options import Common, Sizing, Stored, given, listed, numbered, require_positive, spread
+from .options import Common, Sizing, Stored, Written, given, listed, numbered, require_positive, spread
 from .results import Report, deliver, environment, to_stdout
 from .tables import as_text
 
@@ -367,6 +368,31 @@ def fetch(
         to_stdout(f"{folder}\n")
     report = Report([{"model": name, "folder": str(folder)}])
     finish(ctx, report, common, "cpu", shown=shows_tables(common) and not common.output)
+
+
+@app.command()
+@spread
+def diff(
+    ctx: typer.Context,
+    written: Written,
+    old: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OLD", help="A record that --output FILE.json wrote, or one with a row per line, .jsonl."
+        ),
+    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="A later record of the same command.")],
+) -> None:
+    """Two records side by side: tells a change from noise.
+
+    Speeds get an interval and a verdict, a row of shared cores none; bytes, checks and perplexities are compared
+    exactly. Exit code 1 when a row got slower beyond noise, a peer's included, or a check that held does not.
+    """
+    from .diff import diff_report
+
+    common = Common(written.format, written.output)
+    require_ready(common)
+    finish(ctx, diff_report(old, new), common, "cpu")
 
 
 def shows_tables(common: Common) -> bool:
