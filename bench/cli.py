@@ -224,7 +224,7 @@ def throughput(
         bool,
         typer.Option("--random-cache", help="Fill caches with random numbers, not a prompt: long contexts in seconds."),
     ] = False,
-    repeats: Annotated[int, typer.Option(help="Turns of each contestant.")] = 5,
+    repeats: Annotated[int, typer.Option(help="Turns of each contestant; below 6 there is no interval.")] = 6,
     warmup: Annotated[int, typer.Option(help="Untimed steps before them.")] = 3,
 ) -> None:
     """How fast? Prefill and decode at a context that is really cached, beside what memory allows.

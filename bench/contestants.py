@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +14,8 @@ from torch._inductor import config as inductor
 
 from attn_variants.cache import KVCache
 from attn_variants.decoder import Decoder
+
+from .reference import step_logits
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -62,11 +65,16 @@ class Contestant(Protocol):
         """Bytes of the cache's own storages."""
         ...
 
+    def rewind(self, tokens: int) -> None:
+        """Take back the newest tokens, all that were decoded since the cache was filled; not part of any timing."""
+        ...
+
 
 class Ours:
     """Our decoder on one of our stores.
 
     shuffled: pages lie in random order in a pool of twice as many as are needed, as in one that was long in use.
+    rewinds: the most tokens that are taken back at once.
     """
 
     peer = "attn-variants"
@@ -83,11 +91,16 @@ class Ours:
         codec: str = "plain",
         static: bool = False,
         shuffled: bool = False,
+        rewinds: int = 0,
     ) -> None:
         self.store, self.codec = store, codec
+        # A ring that can be rewound has slots beyond its window and reads them masked; a copy puts it back instead.
+        self._copies = store == "ring" and not static and any(spec.window or spec.chunk for spec in decoder.cache_specs)
+        self._filled: KVCache | None = None
         self._decoder = decoder
         sizes: dict[str, Any] = {"batch": batch, "capacity": capacity, "dtype": decoder.dtype, "store": store}
-        sizes |= {"codec": codec, "static": static, "burst": warm_pass(batch, capacity)}
+        burst = max(warm_pass(batch, capacity), 1 if self._copies else rewinds + 1)
+        sizes |= {"codec": codec, "static": static, "burst": burst}
         pools = KVCache(decoder.cache_specs, **sizes, device="meta").pools if shuffled else []
         if pools:
             sizes["pages"] = 2 * max(pool.total for pool in pools)
@@ -101,6 +114,7 @@ class Ours:
     def clear(self) -> None:
         """Back to the beginning."""
         self._cache.free()
+        self._filled = None
 
     def prefill(self, ids: Tensor) -> Tensor:
         """Fill the empty cache; the last token's logits."""
@@ -127,7 +141,27 @@ class Ours:
 
     def decode(self, token: Tensor) -> Tensor:
         """One step."""
+        if self._copies and self._filled is None:
+            self._filled = self._cache.fork(range(self._cache.batch))
         return self._forward(token)
+
+    def rewind(self, tokens: int) -> None:
+        """By the store's own rewind, or to a copy where tokens were overwritten."""
+        if self._filled is None:
+            self._cache.rewind(tokens)
+        else:
+            self._cache = self._filled.fork(range(self._cache.batch))
+
+    def again(self) -> Ours:
+        """The same decoder on a copy of the cache."""
+        other = copy.copy(self)
+        with torch.inference_mode(False):
+            other._cache = copy.deepcopy(self._cache)
+        return other
+
+    def reference(self, token: Tensor) -> Tensor:
+        """The next step's logits in float64, over what this cache holds, which stays as it is."""
+        return step_logits(self._decoder, self._cache, token)
 
     def _forward(self, ids: Tensor) -> Tensor:
         logits: Tensor = self._decoder(ids, self._cache, last=True)
@@ -149,9 +183,18 @@ class Compiled(Ours):
     setting = "compiled"
 
     def __init__(
-        self, decoder: Decoder, *, batch: int, capacity: int, store: str = "full", codec: str = "plain"
+        self,
+        decoder: Decoder,
+        *,
+        batch: int,
+        capacity: int,
+        store: str = "full",
+        codec: str = "plain",
+        rewinds: int = 0,
     ) -> None:
-        super().__init__(decoder, batch=batch, capacity=capacity, store=store, codec=codec, static=True)
+        super().__init__(
+            decoder, batch=batch, capacity=capacity, store=store, codec=codec, static=True, rewinds=rewinds
+        )
         # All decoders share one `compute`, whose graphs are counted together: without this the ninth would run eagerly.
         torch._dynamo.reset()
         self._compute = torch.compile(decoder.compute, dynamic=False)
@@ -192,6 +235,7 @@ class Transformers:
         self._kind = cache
         self._capacity = capacity
         self._cache: Cache = self._empty()
+        self._filled: Cache | None = None
 
     @property
     def setting(self) -> str:
@@ -205,6 +249,7 @@ class Transformers:
     def clear(self) -> None:
         """A new dynamic cache, or the static one zeroed; prefill is by sdpa, which needs no T x T scores."""
         self.choose("sdpa")
+        self._filled = None
         if self._kind == "static" and self._cache.is_initialized:
             self._cache.reset()
         else:
@@ -212,10 +257,27 @@ class Transformers:
 
     def prefill(self, ids: Tensor) -> Tensor:
         """Fill the empty cache; the last token's logits."""
-        return in_passes(self.decode, ids, self._capacity)
+        return in_passes(self._forward, ids, self._capacity)
 
     def decode(self, token: Tensor) -> Tensor:
         """One step."""
+        if self._cache.is_initialized and not self._rewindable and self._filled is None:
+            self._filled = copy.deepcopy(self._cache)
+        return self._forward(token)
+
+    def rewind(self, tokens: int) -> None:
+        """By cropping, or to a copy where a window dropped tokens."""
+        if self._filled is None:
+            self._cache.crop(-tokens)
+        else:
+            self._cache = copy.deepcopy(self._filled)
+
+    @property
+    def _rewindable(self) -> bool:
+        """transformers crops layers with a window only until it is full."""
+        return self._cache.is_croppable and not any(self._cache.is_sliding)
+
+    def _forward(self, token: Tensor) -> Tensor:
         logits: Tensor = self._twin(token, cache=self._cache, use_cache=True, logits_to_keep=1).logits
         return logits
 

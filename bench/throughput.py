@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import torch
 
-from attn_variants.cache.accounting import used_bytes
 from attn_variants.decoder import Decoder
 from attn_variants.linear import lay_out_weights, weights_by_columns
 from attn_variants.names import unknown
 from attn_variants.packed import pack_weights
 
+from .agreement import Agreement
 from .case import SEES_ALL, decoder_config, random_decoder
-from .contest import Case, Measured, Settings, contest
+from .ceilings import matmul_rates, read_bandwidth
+from .contest import TURN_STEPS, Case, Measured, Settings, contest
 from .contestants import TRANSFORMERS_CACHES, Contestant, Ours
-from .measure import Timings, quantile, read_bandwidth
-from .parity import TOLERANCES, sample_ids, tolerance_of
+from .intervals import median_interval
+from .limits import cache_bytes_read, operator_limit, step_operators, weight_bytes_read
+from .measure import Timings, load_average, quantile
+from .parity import TOLERANCES
 from .peers import transformers_twin
 from .progress import Progress
-from .reference import reference_logits
 from .results import Report, Row
 from .tables import Column, Table, exact, figure, folded, size
 
@@ -30,6 +35,9 @@ SAME = ("subject", "variant", "sees", "dtype", "batch", "context")
 """What two contestants agree on when they can be compared."""
 
 HELD = ("store", "codec")
+
+FOR_P99 = 1000
+"""Samples below which a 99th percentile is a guess."""
 
 COLUMNS = (
     Column("subject", "subject", right=False),
@@ -44,20 +52,29 @@ COLUMNS = (
     Column("ttft", "TTFT ms", figure),
     Column("prompt_tokens_per_s", "prompt tok/s", figure),
     Column("ms_p50", "step ms", figure),
+    Column("ms_p50_interval", "95 %", lambda interval: " to ".join(map(figure, interval))),
     Column("ms_p95", "p95", figure),
     Column("tokens_per_s", "tok/s", figure),
     Column("fraction_of_limit", "of limit", "{:.0%}".format),
+    Column("fraction_of_operator_limit", "of operators'", "{:.0%}".format),
+    Column("noise", "A/A", "{:.1%}".format),
     Column("ratio", "x peer", "{:.2f}".format),
     Column("over_full", "step / full's", "{:.2f}".format),
     Column("cache_bytes", "cache", size),
     Column("largest_allocation", "largest alloc.", size),
     Column("unquiet", "", lambda unquiet: "unquiet" if unquiet else "", right=False),
+    Column("wrong", "", lambda wrong: "WRONG" if wrong else "", right=False),
 )
 NOTE = (
-    "TTFT: the prompt and the choice of the first token. step: a token more for every sequence, the median. of limit: "
-    "time to read the weights and the cache once, at the rate measured in this run, over a step's. largest alloc.: "
-    "of one decode step. Our weights lie by rows or by columns, or few rows meet a packed copy, as measured faster. "
-    "unquiet: the cores were not ours alone, so take no speed from this line."
+    "TTFT: the prompt and the choice of the first token. step: a token more for every sequence, the median, at the "
+    "context and no more than a turn beyond it. 95 %: the median's interval, from the order of the turns' medians; "
+    "there is none below six turns. of limit: time to read the weights and the cache once, at the rate measured in "
+    "this run, over a step's; of operators': the same for the sum over the operators of reading or multiplying, "
+    "whichever takes longer. What the cores' caches hold may be read faster. A/A: what our first line, measured "
+    "twice, differed by; ratios closer to 1 are no difference. largest alloc.: of one decode step. Our weights lie by "
+    "rows or by columns, or some rows meet a packed copy, as measured faster. unquiet: the cores were not ours alone, "
+    "so take no speed from this line. "
+    "WRONG: nor from this one, whose logits are not those of the reference."
 )
 
 
@@ -66,8 +83,8 @@ def throughput_report(cases: Sequence[Case], settings: Settings) -> Report:
 
     Without a prompt (`random_cache`) a decode row alone.
 
-    `failures` names cases in which a peer computes other logits. Raises ValueError, before anything is measured, for
-    dtypes and peers that are unknown and for a peer that is not installed.
+    `failures` names contestants whose logits are not the float64 reference's, or, of peers, not ours. Raises
+    ValueError, before anything is measured, for dtypes and peers that are unknown and for a peer that is not installed.
     """
     if settings.against is not None and settings.against not in PEERS:
         raise ValueError(unknown("peer", settings.against, PEERS))
@@ -80,51 +97,41 @@ def throughput_report(cases: Sequence[Case], settings: Settings) -> Report:
     progress = Progress("throughput", len(cases) * (settings.repeats + 1) + 1)
     progress.at("read bandwidth")
     bandwidth = read_bandwidth(settings.device)
+    rates = {dtype: matmul_rates(settings.device, dtype) for dtype in dict.fromkeys(case.dtype for case in cases)}
     for _, group in groupby(cases, key=lambda case: case.weights):
         members = list(group)
         config = decoder_config(members[0].variant, members[0].geometry, members[0].sight)
         decoder = random_decoder(config, dtype=members[0].dtype, device=settings.device, seed=settings.seed)
         twins = {cache: transformers_twin(decoder) for cache in TRANSFORMERS_CACHES} if settings.against else {}
         lay_out_weights(decoder)
+        agreement = Agreement(decoder, members[0].dtype, settings.seed)
         for case in members:
             pack_weights(decoder, case.batch)
+            before = load_average()
             measured, unquiet = contest(case, settings, decoder, twins, progress)
-            report.failures += _disagreements(case, settings, decoder, measured)
-            report.rows += throughput_rows(case, settings, decoder, measured, bandwidth, unquiet)
+            run = Run(bandwidth, rates[case.dtype], (before, load_average()), unquiet)
+            report.failures += agreement.judge(case, measured)
+            report.rows += throughput_rows(case, settings, decoder, measured, run)
     progress.close()
     report.tables += _tables(report.rows, bandwidth)
     return report
 
 
-def _disagreements(case: Case, settings: Settings, decoder: Decoder, measured: Sequence[Measured]) -> Iterator[str]:
-    """Contestants whose logits after the prompt are not the first's; both may be off by their tolerance."""
-    if len(measured) == 1 or settings.random_cache:
-        return
-    ids = sample_ids(decoder, settings.seed)
-    truth = None
-    if any(one.contestant.codec != "plain" for one in measured):
-        truth = reference_logits(decoder, ids)
+@dataclass(frozen=True)
+class Run:
+    """What was found of the machine: its ceilings, the load before and after a case, and whether others ran."""
 
-    def tolerance(one: Measured) -> float:
-        if truth is None:
-            return TOLERANCES[case.dtype]
-        return tolerance_of(decoder, case.dtype, one.contestant.store, one.contestant.codec, ids, truth)
-
-    first = measured[0].logits
-    assert first is not None
-    for other in measured[1:]:
-        assert other.logits is not None
-        error = float((other.logits.double() - first.double()).abs().max() / first.double().abs().max())
-        if not error <= tolerance(measured[0]) + tolerance(other):
-            by = other.contestant
-            held = f"{by.store} {by.codec}"
-            yield f"{case}: {by.peer} ({by.setting}, {held}) computes other logits, error {error:.1e}"
+    bandwidth: float
+    rates: dict[str, float]
+    load: tuple[float | None, float | None]
+    unquiet: bool
 
 
 def throughput_rows(
-    case: Case, settings: Settings, decoder: Decoder, measured: Sequence[Measured], bandwidth: float, unquiet: bool
+    case: Case, settings: Settings, decoder: Decoder, measured: Sequence[Measured], run: Run
 ) -> Iterator[Row]:
     """Two rows for each way of ours, and two for the fastest setting of each peer."""
+    noise = _noise(measured[0])
     reported: dict[tuple[str, ...], list[Measured]] = {}
     for one in measured:
         contestant = one.contestant
@@ -135,30 +142,61 @@ def throughput_rows(
         best = min(group, key=_step_ms)
         others = {one.contestant.setting: _step_ms(one) for one in group if one is not best}
         (full,) = reported.get((best.contestant.peer, best.contestant.setting, "full", "plain"), [None])[:1]
-        shared = _shared_fields(case, settings, decoder, best.contestant, bandwidth, unquiet) | {
+        shared = _shared_fields(case, settings, decoder, best.contestant, run) | {
             "peer": best.contestant.peer,
             "setting": best.contestant.setting,
             "slower_settings_ms_p50": others,
             "cache_bytes": best.contestant.cache_bytes,
             "weights_by_columns": weights_by_columns(decoder) if best.contestant.peer == Ours.peer else None,
+            "reference_error": best.error if math.isfinite(best.error) else None,
+            "reference_tolerance": best.tolerance,
+            "wrong": best.failure is not None,
         }
         if best.prefill.wall:
-            yield shared | _phase("prefill", best.prefill, case.batch * case.context)
-        decode = _phase("decode", best.decode, case.batch)
+            yield shared | _phase("prefill", best.prefill, [1] * len(best.prefill.wall), case.batch * case.context)
+        decode = _phase("decode", best.decode, best.turns, case.batch)
         decode["largest_allocation"] = best.largest_allocation
         decode["over_full"] = None if full in (None, best) else _step_ms(best) / _step_ms(full)
-        read = shared["weight_bytes"] + shared["cache_bytes_read"]
-        decode["fraction_of_limit"] = read / bandwidth / (decode["ms_p50"] / 1e3)
-        yield shared | decode
+        decode["noise"] = noise
+        if best.second is not None:
+            decode["noise_samples"] = best.second.decode.milliseconds
+            decode["noise_cache"] = "same" if best.second.contestant is best.contestant else "own"
+        yield shared | decode | _limits(case, decoder, best.contestant, run, decode["ms_p50"])
+
+
+def _noise(first: Measured) -> float | None:
+    """What the medians of the first contestant's two seats differ by, as a fraction."""
+    if first.second is None:
+        return None
+    medians = sorted((_step_ms(first), _step_ms(first.second)))
+    return medians[1] / medians[0] - 1
 
 
 def _step_ms(one: Measured) -> float:
     return quantile(one.decode.milliseconds, 0.5)
 
 
-def _shared_fields(
-    case: Case, settings: Settings, decoder: Decoder, contestant: Contestant, bandwidth: float, unquiet: bool
-) -> Row:
+def _limits(case: Case, decoder: Decoder, contestant: Contestant, run: Run, step_ms: float) -> Row:
+    """A step against what memory, and what memory and arithmetic, allow; a turn's steps against the least of them."""
+    sizes: dict[str, Any] = {
+        "batch": case.batch,
+        "context": case.context,
+        "codec": contestant.codec,
+        "steps": TURN_STEPS,
+    }
+    limit = (weight_bytes_read(decoder, case.batch) + cache_bytes_read(decoder, **sizes)) / run.bandwidth * 1e3
+    operators = step_operators(decoder, **sizes)
+    operators_limit = operator_limit(operators, run.bandwidth, max(run.rates.values())) * 1e3
+    return {
+        "limit_ms": limit,
+        "fraction_of_limit": limit / step_ms,
+        "step_flops": sum(operator.flops for operator in operators),
+        "operator_limit_ms": operators_limit,
+        "fraction_of_operator_limit": operators_limit / step_ms,
+    }
+
+
+def _shared_fields(case: Case, settings: Settings, decoder: Decoder, contestant: Contestant, run: Run) -> Row:
     """What both phases of every contestant have in common, in the order of the record."""
     return {
         "subject": case.subject,
@@ -177,47 +215,55 @@ def _shared_fields(
         "phase": None,
         "tokens_per_s": None,
         "ms_p50": None,
+        "ms_p50_interval": None,
         "ms_p95": None,
+        "ms_p99": None,
         "samples": None,
+        "turns": None,
         "cache_bytes": None,
-        "cache_bytes_read": used_bytes(
-            decoder.cache_specs, batch=case.batch, context=case.context, codec=contestant.codec, dtype=case.dtype
+        "cache_bytes_read": cache_bytes_read(
+            decoder, batch=case.batch, context=case.context, codec=contestant.codec, steps=TURN_STEPS
         ),
         "weight_bytes": weight_bytes_read(decoder, case.batch),
         "weights_by_columns": None,
         "parameter_bytes": sum(parameter.nbytes for parameter in decoder.parameters()),
-        "read_bandwidth": bandwidth,
+        "read_bandwidth": run.bandwidth,
+        "matmul_rate": max(run.rates.values()),
+        "matmul_rates": run.rates,
+        "limit_ms": None,
         "fraction_of_limit": None,
+        "step_flops": None,
+        "operator_limit_ms": None,
+        "fraction_of_operator_limit": None,
+        "noise": None,
+        "noise_samples": None,
+        "noise_cache": None,
         "cpu_over_wall": None,
-        "unquiet": unquiet,
+        "load_average": list(run.load),
+        "unquiet": run.unquiet,
+        "reference_error": None,
+        "reference_tolerance": None,
+        "wrong": None,
         "largest_allocation": None,
         "over_full": None,
     }
 
 
-def _phase(phase: str, timings: Timings, tokens: int) -> Row:
+def _phase(phase: str, timings: Timings, turns: Sequence[int], tokens: int) -> Row:
     """One phase's figures; `tokens` is what each sample took in or gave out, over the whole batch."""
-    median = quantile(timings.milliseconds, 0.5)
+    samples = timings.milliseconds
+    median = quantile(samples, 0.5)
     return {
         "phase": phase,
         "tokens_per_s": tokens / (median / 1e3),
         "ms_p50": median,
-        "ms_p95": quantile(timings.milliseconds, 0.95),
-        "samples": timings.milliseconds,
+        "ms_p50_interval": median_interval(samples, turns),
+        "ms_p95": quantile(samples, 0.95),
+        "ms_p99": quantile(samples, 0.99) if len(samples) >= FOR_P99 else None,
+        "samples": samples,
+        "turns": list(turns),
         "cpu_over_wall": timings.cpu_over_wall,
     }
-
-
-def weight_bytes_read(decoder: Decoder, batch: int) -> int:
-    """Bytes of weights that a decode step reads: all but the embedding, of which it reads a row per sequence.
-
-    A head tied to the embedding is read whole, and counted once.
-    """
-    embedding = decoder.model.embed_tokens.weight
-    everything = sum(parameter.nbytes for parameter in decoder.parameters())
-    if decoder.config.tie_word_embeddings:
-        return everything
-    return everything - embedding.nbytes + batch * embedding[0].nbytes
 
 
 def _tables(rows: Sequence[Row], bandwidth: float) -> Iterator[Table]:
@@ -253,6 +299,7 @@ def _line(prefill: Row, decode: Row, rows: Sequence[Row]) -> Row:
         "ttft": prefill.get("ms_p50"),
         "prompt_tokens_per_s": prefill.get("tokens_per_s"),
         "ratio": decode["tokens_per_s"] / max(rivals) if rivals and ours else None,
+        "wrong": decode["wrong"] or None,
     }
 
 
