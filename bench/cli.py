@@ -34,7 +34,7 @@ from .case import (
     variant_subject,
 )
 from .generate_flags import Drawing, Ending, How, Prompting
-from .options import Common, Sizing, Stored, given, listed, numbered, require_positive, spread
+from .options import Common, Sizing, Stored, given, listed, numbered, require_positive, sized, spread
 from .results import Report, deliver, environment, to_stdout
 from .tables import as_text
 
@@ -213,6 +213,10 @@ def throughput(
         list[str] | None, typer.Option(help=f"Tokens cached before the first step, {SEVERAL}.", show_default="512,2048")
     ] = None,
     batch: Annotated[list[str] | None, typer.Option(help=f"Batch sizes, {SEVERAL}.", show_default="1")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Bytes of cache, weights aside, as 512MiB: each is measured at the largest batch that fits."),
+    ] = None,
     dtype: Dtypes = None,
     against: Annotated[str | None, typer.Option(help="A peer on the same weights: transformers.")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Measure compiled decode steps too.")] = False,
@@ -232,6 +236,9 @@ def throughput(
     """
     require_ready(common)
     require_positive(repeats=repeats, warmup=warmup, window=sight.window, chunk=sight.chunk)
+    if budget is not None and given(ctx, "batch"):
+        raise ValueError("--budget and --batch exclude each other: a budget says the largest batch; give one of them")
+    room = None if budget is None else sized("--budget", budget)
     subject = "small" if geometry == SMALL else "as given"
     if preset is not None:
         if sizes := given(ctx, *GEOMETRY):
@@ -247,6 +254,7 @@ def throughput(
     dtypes = dtypes_named(dtype or ["float32"])
     device = resolved_device(common)
 
+    from .budget import filling
     from .contest import Case, Settings
     from .throughput import throughput_report
 
@@ -259,6 +267,8 @@ def throughput(
         for tokens in contexts
     ]
     settings = Settings(device, common.seed, against, compiled, shuffled, random_cache, repeats, warmup)
+    if room is not None:
+        cases = filling(room, cases, settings)
     finish(ctx, throughput_report(cases, settings), common, device)
 
 

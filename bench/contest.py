@@ -39,7 +39,7 @@ WARM_UP_TOKENS = 64
 class Case:
     """One decoder at one batch size and context, on several stores; `subject` is what the reader calls it.
 
-    stores: (store, codec) each.
+    stores: (store, codec) each.     budget: bytes that `batch` was chosen to fill with the cache, see `budget`.
     """
 
     subject: str
@@ -50,6 +50,7 @@ class Case:
     context: int
     stores: tuple[tuple[str, str], ...] = (("full", "plain"),)
     sight: Sight = SEES_ALL
+    budget: int | None = None
 
     def __str__(self) -> str:
         sees = f" {self.sight}" if self.sight.limited else ""
@@ -124,8 +125,7 @@ def _entered(
     case: Case, settings: Settings, decoder: Decoder, twins: Mapping[str, PreTrainedModel]
 ) -> list[Contestant]:
     """The contestants of a case, each on an empty cache that holds every step to come."""
-    steps = 2 * settings.warmup + settings.repeats * TURN_STEPS + 1
-    capacity = case.context + steps
+    capacity = capacity_for(case.context, settings)
     contestants: list[Contestant] = []
     for store, codec in case.stores:
         sizes: dict[str, Any] = {"batch": case.batch, "capacity": capacity, "store": store, "codec": codec}
@@ -133,6 +133,11 @@ def _entered(
         if settings.compiled:
             contestants.append(Compiled(decoder, **sizes))
     return contestants + [Transformers(twin, cache=cache, capacity=capacity) for cache, twin in twins.items()]
+
+
+def capacity_for(context: int, settings: Settings) -> int:
+    """Tokens that a row's cache is made for: the context and every step to come."""
+    return context + 2 * settings.warmup + settings.repeats * TURN_STEPS + 1
 
 
 def _prefill(case: Case, settings: Settings, measured: Sequence[Measured], quiet: Quiet, progress: Progress) -> None:

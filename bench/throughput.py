@@ -13,6 +13,7 @@ from attn_variants.linear import lay_out_weights, weights_by_columns
 from attn_variants.names import unknown
 from attn_variants.packed import pack_weights
 
+from .budget import equal_memory
 from .case import SEES_ALL, decoder_config, random_decoder
 from .contest import Case, Measured, Settings, contest
 from .contestants import TRANSFORMERS_CACHES, Contestant, Ours
@@ -89,6 +90,7 @@ def throughput_report(cases: Sequence[Case], settings: Settings) -> Report:
         for case in members:
             pack_weights(decoder, case.batch)
             measured, unquiet = contest(case, settings, decoder, twins, progress)
+            assert case.budget is None or all(one.contestant.cache_bytes <= case.budget for one in measured)
             report.failures += _disagreements(case, settings, decoder, measured)
             report.rows += throughput_rows(case, settings, decoder, measured, bandwidth, unquiet)
     progress.close()
@@ -173,6 +175,7 @@ def _shared_fields(
         "device": settings.device,
         "threads": torch.get_num_threads(),
         "batch": case.batch,
+        "budget": case.budget,
         "context": case.context,
         "phase": None,
         "tokens_per_s": None,
@@ -230,8 +233,12 @@ def _tables(rows: Sequence[Row], bandwidth: float) -> Iterator[Table]:
     where = f"{rows[0]['device']}, {rows[0]['threads']} threads, memory read at {bandwidth / 1e9:.1f} GB/s"
     columns = [column for column in COLUMNS if any(_said(column, line) for line in lines)]
     same = [column.field for column in columns if column.field in (*SAME, *HELD)]
+    if rows[0]["budget"] is not None:
+        where += f", each cache within {size(rows[0]['budget'])}"
     yield folded(f"Speed on {where}", columns, lines, NOTE, same=same)
-    if len({row["context"] for row in rows}) > 1:
+    if rows[0]["budget"] is not None:
+        yield equal_memory(lines)
+    elif len({row["context"] for row in rows}) > 1:
         yield _over_contexts(lines, [column for column in columns if column.field in same])
 
 
