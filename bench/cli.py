@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ from attn_variants.dtypes import canonical_dtype
 from attn_variants.registry import VARIANTS
 
 from .asked import buildable, dtypes_named, question, read_text, require_ready, storable, variants_named
+from .canvas import require_drawable
 from .case import (
     LLAMA_3_8B,
     PRESET_GEOMETRIES,
@@ -229,6 +231,7 @@ def throughput(
     ] = False,
     repeats: Annotated[int, typer.Option(help="Turns of each contestant.")] = 5,
     warmup: Annotated[int, typer.Option(help="Untimed steps before them.")] = 3,
+    plot: Annotated[Path | None, typer.Option(help="A folder for pictures of what was measured, as SVG.")] = None,
 ) -> None:
     """How fast? Prefill and decode at a context that is really cached, beside what memory allows.
 
@@ -239,6 +242,8 @@ def throughput(
     if budget is not None and given(ctx, "batch"):
         raise ValueError("--budget and --batch exclude each other: a budget says the largest batch; give one of them")
     room = None if budget is None else sized("--budget", budget)
+    if plot is not None:
+        require_drawable("--plot", plot)
     subject = "small" if geometry == SMALL else "as given"
     if preset is not None:
         if sizes := given(ctx, *GEOMETRY):
@@ -256,6 +261,8 @@ def throughput(
 
     from .budget import filling
     from .contest import Case, Settings
+    from .pictures import draw_pictures
+    from .records import Entry
     from .throughput import throughput_report
 
     held = tuple(itertools.product(stores, codecs))
@@ -269,7 +276,12 @@ def throughput(
     settings = Settings(device, common.seed, against, compiled, shuffled, random_cache, repeats, warmup)
     if room is not None:
         cases = filling(room, cases, settings)
-    finish(ctx, throughput_report(cases, settings), common, device)
+    report = throughput_report(cases, settings)
+    finish(ctx, report, common, device)
+    if plot is not None:
+        facts = environment(ctx.obj, seed=common.seed, device=device, threads=common.threads)
+        for line in draw_pictures([Entry(row, facts) for row in report.rows], plot):
+            print(line, file=sys.stderr)
 
 
 @app.command()
