@@ -153,17 +153,20 @@ def finish(figure: Figure, handles: Mapping[str, Any], environments: Sequence[Ro
         columns = max(1, min(len(handles), int(width / (0.075 * max(map(len, handles)) + 0.65))))
         lines = math.ceil(len(handles) / columns)
     made_by = _footer(environments, int(width * 21))
-    footer = LINE * len(made_by) + 0.05
-    figure.set_size_inches(width, height + LEGEND_LINE * lines + footer)
-    share = footer / figure.get_figheight()
+    footer = LINE * len(made_by) + 0.08
+    below = footer + LEGEND_LINE * lines
+    figure.set_size_inches(width, height + below)
+    tall = figure.get_figheight()
     engine: Any = figure.get_layout_engine()
-    engine.set(rect=(0, share, 1, 1 - share))
+    engine.set(rect=(0, below / tall, 1, 1 - below / tall))
     if lines:
-        box = (0, share, 1, 1 - share)
-        figure.legend(
-            list(handles.values()), list(handles), loc="outside lower center", ncols=columns, bbox_to_anchor=box
+        place = (0.5, footer / tall)
+        legend = figure.legend(
+            list(handles.values()), list(handles), loc="lower center", ncols=columns, bbox_to_anchor=place, borderpad=0
         )
-    figure.text(0.005, 0.04 / figure.get_figheight(), "\n".join(made_by), va="bottom", fontsize=6, color="#666666")
+        # Its room is set aside above; the layout would take it from the panels again.
+        legend.set_in_layout(False)
+    figure.text(0.005, 0.04 / tall, "\n".join(made_by), va="bottom", fontsize=6, color="#666666")
     return figure
 
 

@@ -132,6 +132,17 @@ def test_a_footer_says_what_made_the_rows():
     assert footer.get_text() == "attn-bench throughput --context 512,8192, Some CPU, commit 0123456789ab"
 
 
+def test_panels_legend_and_footer_stand_one_above_the_other():
+    rows = [row(f"variant-{number}", batch=batch) for number in range(9) for batch in (1, 2)]
+    figure = drawn("tokens-per-s", *rows)
+    figure.draw_without_rendering()
+    footer, legend_box = figure.texts[1].get_window_extent(), figure.legends[0].get_window_extent()
+    panels = [axes.get_tightbbox() for axes in figure.axes]
+    assert 0 <= footer.y0 < footer.y1 <= legend_box.y0 < legend_box.y1 <= min(panel.y0 for panel in panels)
+    assert max(panel.y1 for panel in panels) <= figure.texts[0].get_window_extent().y0
+    assert 0 <= legend_box.x0 < legend_box.x1 <= figure.bbox.x1
+
+
 def said(tmp_path: Path, *rows: dict[str, Any]) -> list[str]:
     return list(pictures.draw_pictures([Entry(each, ENVIRONMENT) for each in rows], tmp_path))
 
