@@ -23,6 +23,7 @@ from attn_variants.dtypes import canonical_dtype
 from attn_variants.registry import VARIANTS
 
 from .asked import buildable, dtypes_named, question, read_text, require_ready, storable, variants_named
+from .canvas import require_drawable
 from .case import (
     LLAMA_3_8B,
     PRESET_GEOMETRIES,
@@ -35,7 +36,7 @@ from .case import (
     variant_subject,
 )
 from .generate_flags import Drawing, Ending, How, Prompting
-from .options import Common, Sizing, Stored, Written, given, listed, numbered, require_positive, spread
+from .options import Common, Sizing, Stored, Written, given, listed, numbered, require_positive, sized, spread
 from .results import Report, deliver, environment, to_stdout
 from .tables import as_text
 
@@ -214,6 +215,10 @@ def throughput(
         list[str] | None, typer.Option(help=f"Tokens cached before the first step, {SEVERAL}.", show_default="512,2048")
     ] = None,
     batch: Annotated[list[str] | None, typer.Option(help=f"Batch sizes, {SEVERAL}.", show_default="1")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Bytes of cache, weights aside, as 512MiB: each is measured at the largest batch that fits."),
+    ] = None,
     dtype: Dtypes = None,
     against: Annotated[str | None, typer.Option(help="A peer on the same weights: transformers.")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Measure compiled decode steps too.")] = False,
@@ -226,6 +231,7 @@ def throughput(
     ] = False,
     repeats: Annotated[int, typer.Option(help="Turns of each contestant; below 6 there is no interval.")] = 6,
     warmup: Annotated[int, typer.Option(help="Untimed steps before them.")] = 3,
+    plot: Annotated[Path | None, typer.Option(help="A folder for pictures of what was measured, as SVG.")] = None,
 ) -> None:
     """How fast? Prefill and decode at a context that is really cached, beside what memory allows.
 
@@ -233,6 +239,11 @@ def throughput(
     """
     require_ready(common)
     require_positive(repeats=repeats, warmup=warmup, window=sight.window, chunk=sight.chunk)
+    if budget is not None and given(ctx, "batch"):
+        raise ValueError("--budget and --batch exclude each other: a budget says the largest batch; give one of them")
+    room = None if budget is None else sized("--budget", budget)
+    if plot is not None:
+        require_drawable("--plot", plot)
     subject = "small" if geometry == SMALL else "as given"
     if preset is not None:
         if sizes := given(ctx, *GEOMETRY):
@@ -248,7 +259,10 @@ def throughput(
     dtypes = dtypes_named(dtype or ["float32"])
     device = resolved_device(common)
 
+    from .budget import filling
     from .contest import Case, Settings
+    from .pictures import draw_pictures
+    from .records import Entry
     from .throughput import throughput_report
 
     held = tuple(itertools.product(stores, codecs))
@@ -260,7 +274,14 @@ def throughput(
         for tokens in contexts
     ]
     settings = Settings(device, common.seed, against, compiled, shuffled, random_cache, repeats, warmup)
-    finish(ctx, throughput_report(cases, settings), common, device)
+    if room is not None:
+        cases = filling(room, cases, settings)
+    report = throughput_report(cases, settings)
+    finish(ctx, report, common, device)
+    if plot is not None:
+        facts = environment(ctx.obj, seed=common.seed, device=device, threads=common.threads)
+        for line in draw_pictures([Entry(row, facts) for row in report.rows], plot):
+            print(line, file=sys.stderr)
 
 
 @app.command()

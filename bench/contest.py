@@ -45,7 +45,7 @@ WARM_UP_TOKENS = 64
 class Case:
     """One decoder at one batch size and context, on several stores; `subject` is what the reader calls it.
 
-    stores: (store, codec) each.
+    stores: (store, codec) each.     budget: bytes that `batch` was chosen to fill with the cache, see `budget`.
     """
 
     subject: str
@@ -56,6 +56,7 @@ class Case:
     context: int
     stores: tuple[tuple[str, str], ...] = (("full", "plain"),)
     sight: Sight = SEES_ALL
+    budget: int | None = None
 
     def __str__(self) -> str:
         sees = f" {self.sight}" if self.sight.limited else ""
@@ -161,7 +162,7 @@ def _entered(
     case: Case, settings: Settings, decoder: Decoder, twins: Mapping[str, PreTrainedModel]
 ) -> list[Contestant]:
     """The contestants of a case, each on an empty cache that holds every step to come."""
-    capacity = case.context + TURN_STEPS
+    capacity = capacity_for(case.context)
     contestants: list[Contestant] = []
     for store, codec in case.stores:
         sizes: dict[str, Any] = {"batch": case.batch, "capacity": capacity, "store": store, "codec": codec}
@@ -184,6 +185,11 @@ def _check(one: Measured, case: Case, ids: Tensor) -> None:
         logits += [contestant.decode(ids[:, at : at + 1]) for at in range(one.prompt, ids.shape[1])]
         one.checked.append(torch.cat(logits, dim=1))
     contestant.clear()
+
+
+def capacity_for(context: int) -> int:
+    """Tokens that a row's cache is made for: the context and a turn's steps."""
+    return context + TURN_STEPS
 
 
 def _prefill(case: Case, settings: Settings, measured: Sequence[Measured], quiet: Quiet, progress: Progress) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +13,7 @@ from torch._dynamo import config as dynamo
 from torch._inductor import config as inductor
 
 from attn_variants.cache import KVCache
+from attn_variants.contract import CacheSpec
 from attn_variants.decoder import Decoder
 
 from .reference import step_logits
@@ -94,12 +95,11 @@ class Ours:
         rewinds: int = 0,
     ) -> None:
         self.store, self.codec = store, codec
-        # A ring that can be rewound has slots beyond its window and reads them masked; a copy puts it back instead.
-        self._copies = store == "ring" and not static and any(spec.window or spec.chunk for spec in decoder.cache_specs)
+        self._copies = goes_back_by_copy(decoder.cache_specs, store, static=static)
         self._filled: KVCache | None = None
         self._decoder = decoder
         sizes: dict[str, Any] = {"batch": batch, "capacity": capacity, "dtype": decoder.dtype, "store": store}
-        burst = max(warm_pass(batch, capacity), 1 if self._copies else rewinds + 1)
+        burst = burst_for(decoder.cache_specs, store, batch, capacity, static=static, rewinds=rewinds)
         sizes |= {"codec": codec, "static": static, "burst": burst}
         pools = KVCache(decoder.cache_specs, **sizes, device="meta").pools if shuffled else []
         if pools:
@@ -305,6 +305,17 @@ def in_passes(forward: Callable[[Tensor], Tensor], ids: Tensor, capacity: int) -
         logits = forward(piece)
         done += piece.shape[1]
     return logits
+
+
+def goes_back_by_copy(specs: Sequence[CacheSpec], store: str, *, static: bool) -> bool:
+    """Of a ring: one that can be rewound has slots beyond its window and reads them masked."""
+    return store == "ring" and not static and any(spec.window or spec.chunk for spec in specs)
+
+
+def burst_for(specs: Sequence[CacheSpec], store: str, batch: int, capacity: int, *, static: bool, rewinds: int) -> int:
+    """The burst of a contestant's cache: for the passes of its prompt, and for what is taken back."""
+    taken_back = 1 if goes_back_by_copy(specs, store, static=static) else rewinds + 1
+    return max(warm_pass(batch, capacity), taken_back)
 
 
 def first_pass(rows: int) -> int:

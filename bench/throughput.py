@@ -16,6 +16,7 @@ from attn_variants.names import unknown
 from attn_variants.packed import pack_weights
 
 from .agreement import Agreement
+from .budget import equal_memory
 from .case import SEES_ALL, decoder_config, random_decoder
 from .ceilings import matmul_rates, read_bandwidth
 from .contest import TURN_STEPS, Case, Measured, Settings, contest
@@ -109,6 +110,7 @@ def throughput_report(cases: Sequence[Case], settings: Settings) -> Report:
             pack_weights(decoder, case.batch)
             before = load_average()
             measured, unquiet = contest(case, settings, decoder, twins, progress)
+            assert case.budget is None or all(one.contestant.cache_bytes <= case.budget for one in measured)
             run = Run(bandwidth, rates[case.dtype], (before, load_average()), unquiet)
             report.failures += agreement.judge(case, measured)
             report.rows += throughput_rows(case, settings, decoder, measured, run)
@@ -211,6 +213,7 @@ def _shared_fields(case: Case, settings: Settings, decoder: Decoder, contestant:
         "device": settings.device,
         "threads": torch.get_num_threads(),
         "batch": case.batch,
+        "budget": case.budget,
         "context": case.context,
         "phase": None,
         "tokens_per_s": None,
@@ -276,8 +279,12 @@ def _tables(rows: Sequence[Row], bandwidth: float) -> Iterator[Table]:
     where = f"{rows[0]['device']}, {rows[0]['threads']} threads, memory read at {bandwidth / 1e9:.1f} GB/s"
     columns = [column for column in COLUMNS if any(_said(column, line) for line in lines)]
     same = [column.field for column in columns if column.field in (*SAME, *HELD)]
+    if rows[0]["budget"] is not None:
+        where += f", each cache within {size(rows[0]['budget'])}"
     yield folded(f"Speed on {where}", columns, lines, NOTE, same=same)
-    if len({row["context"] for row in rows}) > 1:
+    if rows[0]["budget"] is not None:
+        yield equal_memory(lines)
+    elif len({row["context"] for row in rows}) > 1:
         yield _over_contexts(lines, [column for column in columns if column.field in same])
 
 
