@@ -1,6 +1,7 @@
 """Stop strings end a text at the token at which transformers' own end it, but where ours differ on purpose."""
 
 import copy
+from random import Random
 
 import pytest
 import tokenizers
@@ -17,6 +18,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria  # noqa
 
 from attn_variants.bench.peers import transformers_twin  # noqa: E402
 from tests.generation.rounds import model_of  # noqa: E402
+from tests.generation.test_text import KINDS  # noqa: E402
 from tests.generation.theirs import theirs  # noqa: E402
 
 CORPUS = [
@@ -49,13 +51,13 @@ def encode(text):
     return TOKENIZER(text, add_special_tokens=False)["input_ids"]
 
 
-def until_theirs(ids, strings):
+def until_theirs(ids, strings, tokenizer=TOKENIZER):
     """How many of these ids their criterion lets a sequence have; None where it never ends it."""
-    ends = StopStringCriteria(TOKENIZER, list(strings))
+    ends = StopStringCriteria(tokenizer, list(strings))
     return next((count for count in range(1, len(ids) + 1) if ends(torch.tensor([ids[:count]]), None)), None)
 
 
-def until_ours(ids, strings):
+def until_ours(ids, strings, decode=decode):
     watch = Stopping(len(ids) + 1, eos=(), strings=strings).watch(decode)
     for token in ids:
         if watch.push(token):
@@ -109,6 +111,26 @@ def test_any_ids_end_at_their_token_at_any_part_of_their_text(parts, data):
         string = text[start : start + data.draw(st.integers(1, 8))].replace("\ufffd", "")
         strings.append(string or "the")
     assert until_ours(ids, strings) == until_theirs(ids, strings)
+
+
+@pytest.mark.parametrize("kind", ["llama", "metaspace"])
+def test_where_a_tokenizer_drops_the_first_space_it_is_in_no_text_of_ours(kind):
+    """Words that begin with ▁: theirs takes the first one's for a space, which no decoded text has."""
+    known = KINDS[kind]
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=known.backend)
+    hello, world, end = (known.backend.token_to_id(word) for word in ("▁hello", "▁world", "t"))
+    for string, mine, their in ((" ", 2, 1), (" wor", 2, 2), ("dt", 3, 3), ("o w", 2, 2), (" hello", None, 1)):
+        assert until_ours([hello, world, end], [string], known.decode) == mine
+        assert until_theirs([hello, world, end], [string], tokenizer) == their
+    random = Random(3)
+    for _ in range(60):
+        ids = [random.randrange(257, known.backend.get_vocab_size()) for _ in range(random.randrange(2, 20))]
+        # Also a character in bytes, whose ids are one more than these.
+        ids[1:1] = [1 + byte for byte in "é".encode()]
+        text = known.decode(ids)
+        start = random.randrange(1, len(text))
+        string = text[start : start + random.randrange(1, 5)].replace("\ufffd", "").strip() or "é"
+        assert until_ours(ids, [string], known.decode) == until_theirs(ids, [string], tokenizer)
 
 
 SENTENCE = list(dict.fromkeys(encode("The cat sat on 日本語の mat. ### User: naïve “quoted” 🙂 dog")))
