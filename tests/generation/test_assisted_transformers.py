@@ -17,7 +17,7 @@ from attn_variants.bench.peers import transformers_twin  # noqa: E402
 from tests.generation.theirs import cut, theirs  # noqa: E402
 
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [9], [5, 6, 7, 31, 8]]
-NEW = 16
+NEW = 12
 
 
 def twins(variant="gqa", **sizes):
@@ -50,8 +50,7 @@ def ours(model, draft, eos=(), sampling=GREEDY):
     return [list(result.ids) for result in results]
 
 
-@pytest.mark.parametrize("tokens", [1, 4])
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
+@pytest.mark.parametrize(("tokens", "penalty"), [(4, 1.0), (3, 3.0)])
 def test_with_an_assistant_greedy_ids_are_theirs(target, whole, tokens, penalty):
     peer, model = target
     small, draft = assistants(tokens)
@@ -62,8 +61,7 @@ def test_with_an_assistant_greedy_ids_are_theirs(target, whole, tokens, penalty)
     assert (said == whole) == (penalty == 1)
 
 
-@pytest.mark.parametrize("tokens", [1, 4, 10])
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
+@pytest.mark.parametrize(("tokens", "penalty"), [(1, 1.0), (10, 1.0), (4, 3.0)])
 def test_with_lookup_greedy_ids_are_theirs(target, whole, tokens, penalty):
     peer, model = target
     given = {"max_new_tokens": NEW, "repetition_penalty": penalty}
@@ -73,7 +71,7 @@ def test_with_lookup_greedy_ids_are_theirs(target, whole, tokens, penalty):
     assert (said == whole) == (penalty == 1)
 
 
-@pytest.mark.parametrize("place", range(0, 8))
+@pytest.mark.parametrize("place", range(6))
 def test_an_end_inside_an_accepted_block_is_theirs(target, whole, place):
     """A model that drafts for itself is always accepted, so that the end lies at each place of a block in turn."""
     peer, model = target
@@ -84,11 +82,11 @@ def test_an_end_inside_an_accepted_block_is_theirs(target, whole, place):
         assert ours(model, draft, eos=ends) == [cut(row, ends) for row in whole]
 
 
-# Sampled: over three tokens, every text of three is enumerated.
+# Sampled: over three tokens, every text of four is enumerated.
 
-SETTINGS = {"temperature": 2.0, "top_p": 0.97, "repetition_penalty": 1.2}
+SETTINGS = {"temperature": 2.0, "top_p": 0.97, "repetition_penalty": 3.0}
 START = [0, 2]
-COUNT = 3
+COUNT = 4
 
 
 def enumerated(peer):
@@ -116,13 +114,13 @@ def test_sampled_with_an_assistant_ours_and_theirs_are_distributed_as_the_target
     wanted = enumerated(peer)
     assert sum(wanted.values()) == pytest.approx(1, abs=1e-6)
     results = generate(
-        model, [START], sampling=Sampling(**SETTINGS, seed=11), stopping=Stopping(COUNT, eos=()), draft=draft, n=1500
+        model, [START], sampling=Sampling(**SETTINGS, seed=11), stopping=Stopping(COUNT, eos=()), draft=draft, n=600
     )
     statistic, limit = chi_square(Counter(result.ids for result in results), wanted)
     assert statistic < limit
     assert 0 < sum(result.rounds.accepted for result in results) < sum(result.rounds.proposed for result in results)
     torch.manual_seed(1)
     given = {"do_sample": True, "top_k": 0, "max_new_tokens": COUNT, "assistant_model": small, **SETTINGS}
-    drawn = Counter(tuple(theirs(peer, [START], **given)[0]) for _ in range(120))
+    drawn = Counter(tuple(theirs(peer, [START], **given)[0]) for _ in range(50))
     statistic, limit = chi_square(drawn, wanted)
     assert statistic < limit

@@ -97,7 +97,7 @@ def test_a_text_ends_at_their_token(text, strings, kept):
         assert watch.text == kept
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.one_of(IDS.map(lambda id: [id]), st.sampled_from(CORPUS).map(encode)), min_size=1, max_size=6),
     st.data(),
