@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from bisect import bisect_right
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -17,6 +18,8 @@ PURPOSES = ("draw", "draft", "accept", "residual")
 """What a number is for: a token of the target, one of the draft, its acceptance, and what stands in for it."""
 
 LARGEST = 2**63 - 1
+FEW = 1024
+"""So many probabilities are searched faster as a list."""
 NOTHING = -1
 """What stands for the token of a row that has no distribution."""
 
@@ -63,8 +66,20 @@ def draw_rows(probabilities: Tensor, numbers: Sequence[float]) -> list[int]:
     if wrong := [u for u in numbers if not 0 <= u < 1]:
         raise ValueError(f"a draw takes numbers in [0, 1), got {wrong[0]!r}")
     reached = probabilities.cpu().cumsum(-1, dtype=torch.float64)
+    if reached.shape[-1] <= FEW:
+        rows = reached.tolist()
+        places = [_place(row, u) for row, u in zip(rows, numbers, strict=True)]
+        return [place if 0 < row[-1] < math.inf else NOTHING for row, place in zip(rows, places, strict=True)]
     totals = reached[:, -1].tolist()
-    # A product that rounds up to the total, as subnormal ones do, would be exceeded by none.
-    wanted = [[min(u * total, math.nextafter(total, 0.0))] for u, total in zip(numbers, totals, strict=True)]
+    wanted = [[_wanted(u, total)] for u, total in zip(numbers, totals, strict=True)]
     tokens = torch.searchsorted(reached, torch.tensor(wanted, dtype=torch.float64), right=True)[:, 0].tolist()
     return [token if 0 < total < math.inf else NOTHING for token, total in zip(tokens, totals, strict=True)]
+
+
+def _place(reached: list[float], u: float) -> int:
+    return bisect_right(reached, _wanted(u, reached[-1]))
+
+
+def _wanted(u: float, total: float) -> float:
+    # A product that rounds up to the total, as subnormal ones do, would be exceeded by none.
+    return min(u * total, math.nextafter(total, 0.0))

@@ -53,8 +53,7 @@ def log_probabilities(logits: Tensor, tokens: Sequence[int], count: int) -> list
     """
     scores = logits.float().log_softmax(-1)
     # A row without a distribution has no token.
-    places = torch.tensor(tokens, device=scores.device).clamp(min=0)[:, None]
-    chosen = scores.gather(-1, places)[:, 0].tolist()
+    chosen = [float(row[max(token, 0)]) for row, token in zip(scores, tokens, strict=True)]
     if not count:
         return [(logprob, ()) for logprob in chosen]
     likeliest = scores.topk(min(count, scores.shape[-1]), -1)

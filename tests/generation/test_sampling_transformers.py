@@ -43,15 +43,22 @@ def asked(settings):
 
 @pytest.fixture
 def seen_draws(monkeypatch):
-    """Every (logits, distribution) that the loop draws from, in order."""
+    """Every (logits, distribution) that the loop draws from, in order; of candidates alone the others have nothing."""
     found = []
 
     def watched(sampling, logits, seen=None):
         found.append((logits.clone(), probabilities(sampling, logits, seen)))
         return found[-1][1]
 
-    probabilities = picking.probabilities
+    def watched_candidates(sampling, logits, seen=None):
+        scores, tokens = candidates(sampling, logits, seen)
+        whole = scores if tokens is None else torch.full(logits.shape, -torch.inf).scatter(-1, tokens, scores)
+        found.append((logits.clone(), whole.softmax(-1)))
+        return scores, tokens
+
+    probabilities, candidates = picking.probabilities, picking.candidates
     monkeypatch.setattr(picking, "probabilities", watched)
+    monkeypatch.setattr(picking, "candidates", watched_candidates)
     return found
 
 
