@@ -17,6 +17,7 @@ from torch import Tensor
 from attn_variants.config import Geometry
 from attn_variants.decoder import Decoder
 
+from .batch_spec import BatchSpec
 from .case import SEES_ALL, Sight
 from .contestants import Compiled, Contestant, Ours, Transformers
 from .measure import Quiet, Timings, largest_allocation
@@ -39,7 +40,7 @@ WARM_UP_TOKENS = 64
 class Case:
     """One decoder at one batch size and context, on several stores; `subject` is what the reader calls it.
 
-    stores: (store, codec) each.
+    stores: (store, codec) each.     ragged: the rows' lengths where they differ; `context` is then the longest.
     """
 
     subject: str
@@ -50,10 +51,17 @@ class Case:
     context: int
     stores: tuple[tuple[str, str], ...] = (("full", "plain"),)
     sight: Sight = SEES_ALL
+    ragged: BatchSpec | None = None
 
     def __str__(self) -> str:
         sees = f" {self.sight}" if self.sight.limited else ""
-        return f"{self.subject} {self.variant}{sees} {self.dtype} batch {self.batch} context {self.context}"
+        lengths = f"batch {self.batch} context {self.context}" if self.ragged is None else f"batch {self.ragged}"
+        return f"{self.subject} {self.variant}{sees} {self.dtype} {lengths}"
+
+    @property
+    def rows(self) -> BatchSpec:
+        """How many sequences hold how many tokens."""
+        return self.ragged or BatchSpec(((self.batch, self.context),))
 
     @property
     def weights(self) -> tuple[str, Geometry, str, Sight]:
@@ -124,15 +132,20 @@ def _entered(
     case: Case, settings: Settings, decoder: Decoder, twins: Mapping[str, PreTrainedModel]
 ) -> list[Contestant]:
     """The contestants of a case, each on an empty cache that holds every step to come."""
-    steps = 2 * settings.warmup + settings.repeats * TURN_STEPS + 1
-    capacity = case.context + steps
+    capacity = case.context + steps_of(settings)
     contestants: list[Contestant] = []
     for store, codec in case.stores:
         sizes: dict[str, Any] = {"batch": case.batch, "capacity": capacity, "store": store, "codec": codec}
+        sizes["ragged"] = case.ragged
         contestants.append(Ours(decoder, **sizes, shuffled=settings.shuffled))
         if settings.compiled:
             contestants.append(Compiled(decoder, **sizes))
     return contestants + [Transformers(twin, cache=cache, capacity=capacity) for cache, twin in twins.items()]
+
+
+def steps_of(settings: Settings) -> int:
+    """The most steps of a contestant in one case, all warm-ups included."""
+    return 2 * settings.warmup + settings.repeats * TURN_STEPS + 1
 
 
 def _prefill(case: Case, settings: Settings, measured: Sequence[Measured], quiet: Quiet, progress: Progress) -> None:

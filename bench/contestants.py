@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -12,7 +13,12 @@ from torch._dynamo import config as dynamo
 from torch._inductor import config as inductor
 
 from attn_variants.cache import KVCache
+from attn_variants.cache.layouts import layout_named
+from attn_variants.cache.paged import Paged
+from attn_variants.contract import CacheSpec
 from attn_variants.decoder import Decoder
+
+from .batch_spec import BatchSpec
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -67,6 +73,7 @@ class Ours:
     """Our decoder on one of our stores.
 
     shuffled: pages lie in random order in a pool of twice as many as are needed, as in one that was long in use.
+    ragged: the rows' lengths, where they differ; `capacity` is the longest's, and pages are as many as each row needs.
     """
 
     peer = "attn-variants"
@@ -83,15 +90,14 @@ class Ours:
         codec: str = "plain",
         static: bool = False,
         shuffled: bool = False,
+        ragged: BatchSpec | None = None,
     ) -> None:
         self.store, self.codec = store, codec
         self._decoder = decoder
-        sizes: dict[str, Any] = {"batch": batch, "capacity": capacity, "dtype": decoder.dtype, "store": store}
-        sizes |= {"codec": codec, "static": static, "burst": warm_pass(batch, capacity)}
-        pools = KVCache(decoder.cache_specs, **sizes, device="meta").pools if shuffled else []
-        if pools:
-            sizes["pages"] = 2 * max(pool.total for pool in pools)
-        self._cache = KVCache(decoder.cache_specs, **sizes, device=decoder.device)
+        self._ragged = ragged
+        spec = ragged or BatchSpec(((batch, capacity),))
+        sizes = cache_sizes(decoder.cache_specs, spec, capacity, store=store, codec=codec, shuffled=shuffled)
+        self._cache = KVCache(decoder.cache_specs, **sizes, dtype=decoder.dtype, static=static, device=decoder.device)
         for pool in self._cache.pools if shuffled else ():
             pool.shuffle(seed=0)
 
@@ -103,20 +109,31 @@ class Ours:
         self._cache.free()
 
     def prefill(self, ids: Tensor) -> Tensor:
-        """Fill the empty cache; the last token's logits."""
-        return in_passes(self._forward, ids, self._cache.capacity)
+        """Fill the empty cache; the last token's logits. Of a ragged batch, each row takes the ids of its length."""
+        if self._ragged is None:
+            return in_passes(self._forward, ids, self._cache.capacity)
+        logits = [
+            in_passes(partial(self._forward, rows=rows), ids[rows.start : rows.stop, :tokens], self._cache.capacity)
+            for rows, tokens in self._ragged.rows
+        ]
+        return torch.cat(logits)
 
     def fill(self, tokens: int, seed: int) -> None:
-        """Random entries of so many tokens in every layer."""
+        """Random entries of so many tokens in every layer; of a ragged batch, no more than each row's length."""
         generator = torch.Generator().manual_seed(seed)
+        spec = self._ragged or BatchSpec(((self._cache.batch, tokens),))
+        for rows, length in spec.rows:
+            self._fill_rows(rows, min(tokens, length), generator)
+
+    def _fill_rows(self, rows: range, tokens: int, generator: torch.Generator) -> None:
         cache = self._cache
-        step = cache.step(cache.batch, tokens)
+        step = cache.step(len(rows), tokens, rows=None if len(rows) == cache.batch else rows)
         for spec, layer in zip(cache.specs, cache.layers, strict=True):
             if spec.shares is None:
                 layer.append(
                     step,
                     **{
-                        entry.name: torch.randn(cache.batch, entry.heads, tokens, entry.dim, generator=generator).to(
+                        entry.name: torch.randn(len(rows), entry.heads, tokens, entry.dim, generator=generator).to(
                             dtype=self._decoder.dtype, device=self._decoder.device
                         )
                         for record in spec.records
@@ -129,8 +146,8 @@ class Ours:
         """One step."""
         return self._forward(token)
 
-    def _forward(self, ids: Tensor) -> Tensor:
-        logits: Tensor = self._decoder(ids, self._cache, last=True)
+    def _forward(self, ids: Tensor, rows: range | None = None) -> Tensor:
+        logits: Tensor = self._decoder(ids, self._cache, rows=rows, last=True)
         return logits
 
     @property
@@ -149,9 +166,16 @@ class Compiled(Ours):
     setting = "compiled"
 
     def __init__(
-        self, decoder: Decoder, *, batch: int, capacity: int, store: str = "full", codec: str = "plain"
+        self,
+        decoder: Decoder,
+        *,
+        batch: int,
+        capacity: int,
+        store: str = "full",
+        codec: str = "plain",
+        ragged: BatchSpec | None = None,
     ) -> None:
-        super().__init__(decoder, batch=batch, capacity=capacity, store=store, codec=codec, static=True)
+        super().__init__(decoder, batch=batch, capacity=capacity, store=store, codec=codec, static=True, ragged=ragged)
         # All decoders share one `compute`, whose graphs are counted together: without this the ninth would run eagerly.
         torch._dynamo.reset()
         self._compute = torch.compile(decoder.compute, dynamic=False)
@@ -244,3 +268,29 @@ def first_pass(rows: int) -> int:
 def warm_pass(rows: int, capacity: int) -> int:
     """The most of each row in a later pass, which has a mask of its tokens by all before them; 1 if there is none."""
     return max(1, min(PASS_TOKENS, PASS_MASK // capacity) // rows) if capacity > first_pass(rows) else 1
+
+
+def cache_sizes(
+    specs: Sequence[CacheSpec], rows: BatchSpec, capacity: int, *, store: str, codec: str, shuffled: bool
+) -> dict[str, Any]:
+    """What a cache for these rows is made with, and its bytes are counted by, but for the dtype.
+
+    capacity: slots of the longest row; the others have as many to spare. Memory by rows gives each the longest's, a
+    pool has the pages that each row can need.
+    """
+    burst = max(warm_pass(count, capacity) for count, _ in rows.runs)
+    sizes = {"batch": rows.batch, "capacity": capacity, "store": store, "codec": codec, "burst": burst}
+    if store.startswith("paged") and (shuffled or rows.ragged):
+        spare = capacity - rows.longest
+        pages = max(
+            sum(_pages(spec, store, count, tokens + spare, burst) for count, tokens in rows.runs) for spec in specs
+        )
+        sizes["pages"] = 2 * pages if shuffled else pages
+    return sizes
+
+
+def _pages(spec: CacheSpec, store: str, rows: int, capacity: int, burst: int) -> int:
+    """As many as these rows can need at once."""
+    layout = layout_named(store, spec, batch=rows, capacity=capacity, burst=burst)
+    assert isinstance(layout, Paged)
+    return layout.pool.total

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch
 
 from attn_variants.cache.accounting import used_bytes
+from attn_variants.contract import LARGEST_SIZE
 from attn_variants.decoder import Decoder
 from attn_variants.linear import lay_out_weights, weights_by_columns
 from attn_variants.names import unknown
 
 from .case import SEES_ALL, decoder_config, random_decoder
-from .contest import Case, Measured, Settings, contest
+from .contest import Case, Measured, Settings, contest, steps_of
 from .contestants import TRANSFORMERS_CACHES, Contestant, Ours
 from .measure import Timings, quantile, read_bandwidth
+from .memory_left import out_of_memory
 from .parity import TOLERANCES, sample_ids, tolerance_of
 from .peers import transformers_twin
-from .progress import Progress
 from .reference import reference_logits
 from .results import Report, Row
+from .room import fitting, weights_refused
+from .sweep import Sweep, all_refused, unmeasured
+from .sweep_file import SweepFile
 from .tables import Column, Table, exact, figure, folded, size
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PEERS = ("transformers",)
 
-SAME = ("subject", "variant", "sees", "dtype", "batch", "context")
+SAME = ("subject", "variant", "sees", "dtype", "batch_spec", "batch", "context")
 """What two contestants agree on when they can be compared."""
 
 HELD = ("store", "codec")
@@ -35,6 +43,7 @@ COLUMNS = (
     Column("variant", "variant", right=False),
     Column("sees", "sees", right=False),
     Column("dtype", "dtype", right=False),
+    Column("batch_spec", "rows", right=False),
     Column("batch", "batch"),
     Column("context", "context", exact),
     Column("store", "store", right=False),
@@ -51,6 +60,7 @@ COLUMNS = (
     Column("cache_bytes", "cache", size),
     Column("largest_allocation", "largest alloc.", size),
     Column("unquiet", "", lambda unquiet: "unquiet" if unquiet else "", right=False),
+    Column("error", "not measured", right=False),
 )
 NOTE = (
     "TTFT: the prompt and the choice of the first token. step: a token more for every sequence, the median. of limit: "
@@ -60,14 +70,41 @@ NOTE = (
 )
 
 
-def throughput_report(cases: Sequence[Case], settings: Settings) -> Report:
+def throughput_report(cases: Sequence[Case], settings: Settings, record: SweepFile | None = None) -> Report:
     """A prefill and a decode row per case and contestant; of a peer's settings the fastest is reported.
 
-    Without a prompt (`random_cache`) a decode row alone.
+    Without a prompt (`random_cache`) a decode row alone; one with an `error` where memory does not hold a store.
+    record: is given each case's rows when they are measured; cases that it holds are taken from there.
 
-    `failures` names cases in which a peer computes other logits. Raises ValueError, before anything is measured, for
-    dtypes and peers that are unknown and for a peer that is not installed.
+    `failures` names cases in which a peer computes other logits. Raises ValueError, before anything is measured, as
+    `require_measurable` does.
     """
+    require_measurable(cases, settings)
+    sweep = Sweep(cases, settings, record)
+    progress = sweep.progress
+    if sweep.todo:
+        progress.at("read bandwidth")
+        sweep.begin(read_bandwidth(settings.device))
+    for _, group in groupby(sweep.todo, key=lambda case: case.weights):
+        members = list(group)
+        config = decoder_config(members[0].variant, members[0].geometry, members[0].sight)
+        if refusal := weights_refused(config, members[0].dtype, sweep.left()):
+            for case in members:
+                sweep.add(case, unmeasured(case, settings, all_refused(case, refusal, peer=bool(settings.against))))
+            continue
+        decoder = random_decoder(config, dtype=members[0].dtype, device=settings.device, seed=settings.seed)
+        twins = {cache: transformers_twin(decoder) for cache in TRANSFORMERS_CACHES} if settings.against else {}
+        lay_out_weights(decoder)
+        for case in members:
+            sweep.add(case, *_measured(case, settings, decoder, twins, sweep))
+    progress.close()
+    report = Report(sweep.in_order(), failures=sweep.failures())
+    report.tables += _tables(report.rows)
+    return report
+
+
+def require_measurable(cases: Sequence[Case], settings: Settings) -> None:
+    """Refuse dtypes and peers that are unknown, a peer that is not installed, and more tokens than are countable."""
     if settings.against is not None and settings.against not in PEERS:
         raise ValueError(unknown("peer", settings.against, PEERS))
     if settings.against is not None and settings.random_cache:
@@ -75,23 +112,38 @@ def throughput_report(cases: Sequence[Case], settings: Settings) -> Report:
     for case in cases:
         if case.dtype not in TOLERANCES:
             raise ValueError(f"dtype {case.dtype!r} is not one that decoders run in here: {', '.join(TOLERANCES)}")
-    report = Report()
-    progress = Progress("throughput", len(cases) * (settings.repeats + 1) + 1)
-    progress.at("read bandwidth")
-    bandwidth = read_bandwidth(settings.device)
-    for _, group in groupby(cases, key=lambda case: case.weights):
-        members = list(group)
-        config = decoder_config(members[0].variant, members[0].geometry, members[0].sight)
-        decoder = random_decoder(config, dtype=members[0].dtype, device=settings.device, seed=settings.seed)
-        twins = {cache: transformers_twin(decoder) for cache in TRANSFORMERS_CACHES} if settings.against else {}
-        lay_out_weights(decoder)
-        for case in members:
-            measured, unquiet = contest(case, settings, decoder, twins, progress)
-            report.failures += _disagreements(case, settings, decoder, measured)
-            report.rows += throughput_rows(case, settings, decoder, measured, bandwidth, unquiet)
-    progress.close()
-    report.tables += _tables(report.rows, bandwidth)
-    return report
+        if case.context + steps_of(settings) > LARGEST_SIZE:
+            raise ValueError(
+                f"context {case.context} and {steps_of(settings)} steps more are beyond the {LARGEST_SIZE} tokens that "
+                "a row can have; lower one of them"
+            )
+
+
+def _measured(
+    case: Case,
+    settings: Settings,
+    decoder: Decoder,
+    twins: Mapping[str, PreTrainedModel],
+    sweep: Sweep,
+) -> tuple[list[Row], list[str]]:
+    """The rows of what fits in memory and of what does not, and the checks that failed."""
+    twins = {} if case.ragged else twins
+    case, peer_fits, refused = fitting(case, settings, decoder.cache_specs, len(twins), sweep.left())
+    twins = twins if peer_fits else {}
+    if not case.stores and not twins:
+        return unmeasured(case, settings, refused), []
+    assert sweep.bandwidth is not None
+    try:
+        measured, unquiet = contest(case, settings, decoder, twins, sweep.progress)
+        failures = list(_disagreements(case, settings, decoder, measured))
+        rows = list(throughput_rows(case, settings, decoder, measured, sweep.bandwidth, unquiet))
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        said = "out of memory: " + " ".join(str(error).split())
+        refused |= all_refused(case, said, peer=bool(twins))
+        rows, failures = [], []
+    return rows + unmeasured(case, settings, refused), failures
 
 
 def _disagreements(case: Case, settings: Settings, decoder: Decoder, measured: Sequence[Measured]) -> Iterator[str]:
@@ -141,7 +193,7 @@ def throughput_rows(
             "weights_by_columns": weights_by_columns(decoder) if best.contestant.peer == Ours.peer else None,
         }
         if best.prefill.wall:
-            yield shared | _phase("prefill", best.prefill, case.batch * case.context)
+            yield shared | _phase("prefill", best.prefill, case.rows.tokens)
         decode = _phase("decode", best.decode, case.batch)
         decode["largest_allocation"] = best.largest_allocation
         decode["over_full"] = None if full in (None, best) else _step_ms(best) / _step_ms(full)
@@ -170,6 +222,7 @@ def _shared_fields(
         "dtype": case.dtype,
         "device": settings.device,
         "threads": torch.get_num_threads(),
+        "batch_spec": str(case.rows),
         "batch": case.batch,
         "context": case.context,
         "phase": None,
@@ -178,8 +231,9 @@ def _shared_fields(
         "ms_p95": None,
         "samples": None,
         "cache_bytes": None,
-        "cache_bytes_read": used_bytes(
-            decoder.cache_specs, batch=case.batch, context=case.context, codec=contestant.codec, dtype=case.dtype
+        "cache_bytes_read": sum(
+            used_bytes(decoder.cache_specs, batch=count, context=tokens, codec=contestant.codec, dtype=case.dtype)
+            for count, tokens in case.rows.runs
         ),
         "weight_bytes": weight_bytes_read(decoder, case.batch),
         "weights_by_columns": None,
@@ -190,6 +244,7 @@ def _shared_fields(
         "unquiet": unquiet,
         "largest_allocation": None,
         "over_full": None,
+        "error": None,
     }
 
 
@@ -218,24 +273,34 @@ def weight_bytes_read(decoder: Decoder, batch: int) -> int:
     return everything - embedding.nbytes + batch * embedding[0].nbytes
 
 
-def _tables(rows: Sequence[Row], bandwidth: float) -> Iterator[Table]:
+def _tables(rows: Sequence[Row]) -> Iterator[Table]:
     """One line per contestant, its prefill and its decode side by side; then tokens/s over the contexts."""
     lines = [
         _line(before if before["phase"] == "prefill" else {}, row, rows)
         for before, row in zip([{"phase": None}, *rows], rows, strict=False)
         if row["phase"] == "decode"
     ]
-    where = f"{rows[0]['device']}, {rows[0]['threads']} threads, memory read at {bandwidth / 1e9:.1f} GB/s"
+    where = f"{rows[0]['device']}, {rows[0]['threads']} threads"
+    # A sweep that was interrupted measured the ceiling again.
+    if rates := sorted({f"{row['read_bandwidth'] / 1e9:.1f}" for row in rows if row["read_bandwidth"]}, key=float):
+        where += f", memory read at {' to '.join(dict.fromkeys([rates[0], rates[-1]]))} GB/s"
     columns = [column for column in COLUMNS if any(_said(column, line) for line in lines)]
     same = [column.field for column in columns if column.field in (*SAME, *HELD)]
     yield folded(f"Speed on {where}", columns, lines, NOTE, same=same)
-    if len({row["context"] for row in rows}) > 1:
-        yield _over_contexts(lines, [column for column in columns if column.field in same])
+    even = [line for line in lines if not line["error"] and not _is_ragged(line)]
+    if len({line["context"] for line in even}) > 1:
+        yield _over_contexts(even, [column for column in columns if column.field in same])
 
 
 def _said(column: Column, line: Row) -> bool:
     """Whether a column tells something of this line."""
+    if column.field == "batch_spec":
+        return _is_ragged(line)
     return line.get(column.field) is not None and not (column.field == "sees" and line["sees"] == str(SEES_ALL))
+
+
+def _is_ragged(row: Row) -> bool:
+    return "+" in row["batch_spec"]
 
 
 def _line(prefill: Row, decode: Row, rows: Sequence[Row]) -> Row:
@@ -243,14 +308,17 @@ def _line(prefill: Row, decode: Row, rows: Sequence[Row]) -> Row:
     rivals = [
         row["tokens_per_s"]
         for row in rows
-        if row["phase"] == "decode" and row["peer"] != Ours.peer and all(row[name] == decode[name] for name in SAME)
+        if row["phase"] == "decode"
+        and row["peer"] != Ours.peer
+        and row["tokens_per_s"]
+        and all(row[name] == decode[name] for name in SAME)
     ]
     return decode | {
         "contestant": f"ours, {decode['setting']}" if ours else decode["peer"],
         "by": f"ours, {decode['setting']}" if ours else f"{decode['peer']}, {decode['setting']}",
         "ttft": prefill.get("ms_p50"),
         "prompt_tokens_per_s": prefill.get("tokens_per_s"),
-        "ratio": decode["tokens_per_s"] / max(rivals) if rivals and ours else None,
+        "ratio": decode["tokens_per_s"] / max(rivals) if rivals and ours and not decode["error"] else None,
     }
 
 
@@ -258,10 +326,13 @@ def _over_contexts(lines: Sequence[Row], columns: Sequence[Column]) -> Table:
     """Decode tokens/s, a line per contestant and a column per context."""
     import pandas as pd
 
-    shown = [column for column in columns if column.field != "context"]
+    shown = [column for column in columns if column.field not in ("context", "batch_spec")]
     shown.append(Column("contestant", "by", right=False))
     index = [column.field for column in shown]
     wide = pd.DataFrame(lines).pivot_table(index=index, columns="context", values="tokens_per_s", sort=False)
     shown += [Column(str(context), f"at {context:,}", figure) for context in sorted(wide.columns)]
-    records = [{str(name): value for name, value in line.items()} for line in wide.reset_index().to_dict("records")]
+    records = [
+        {str(name): None if value != value else value for name, value in line.items()}
+        for line in wide.reset_index().to_dict("records")
+    ]
     return folded("Decode tokens/s", shown, records, "", same=index[:-1])
