@@ -100,7 +100,7 @@ class Sweep:
         """A case is done: its rows are kept, with the checks that failed in it."""
         kept = [row | {"batch_spec": str(case.rows), "failures": list(failures)} for row in rows]
         if self.record is not None:
-            self.record.add(kept)
+            kept = self.record.add(kept)
         self.rows[case_key(case)] = kept
         now = time.monotonic()
         expected = self._expected.pop(case_key(case))

@@ -55,13 +55,14 @@ class SweepFile:
             self._file.close()
             raise
 
-    def add(self, rows: Sequence[Row]) -> None:
-        """Keep a case's rows: on the disk when this returns."""
+    def add(self, rows: Sequence[Row]) -> list[Row]:
+        """Keep a case's rows: on the disk when this returns them, each with how many they are."""
         rows = [row | {"case_rows": len(rows)} for row in rows]
         self._file.write("".join(map(_line, rows)).encode())
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.done[_key(rows[0])] = list(rows)
+        self.done[_key(rows[0])] = rows
+        return rows
 
     def close(self) -> None:
         """Nothing is added any more."""

@@ -43,7 +43,7 @@ COLUMNS = (
     Column("variant", "variant", right=False),
     Column("sees", "sees", right=False),
     Column("dtype", "dtype", right=False),
-    Column("batch_spec", "rows", right=False),
+    Column("batch_spec", "batch spec", right=False),
     Column("batch", "batch"),
     Column("context", "context", exact),
     Column("store", "store", right=False),
@@ -60,7 +60,7 @@ COLUMNS = (
     Column("cache_bytes", "cache", size),
     Column("largest_allocation", "largest alloc.", size),
     Column("unquiet", "", lambda unquiet: "unquiet" if unquiet else "", right=False),
-    Column("error", "not measured", right=False),
+    Column("error", "out of memory", lambda error: error.removeprefix("out of memory: "), right=False),
 )
 NOTE = (
     "TTFT: the prompt and the choice of the first token. step: a token more for every sequence, the median. of limit: "
