@@ -24,7 +24,7 @@ from attn_variants.attend import attend
 from attn_variants.backends.request import Expand
 from attn_variants.config import MLAConfig
 from attn_variants.contract import LayerCache, Step, View
-from attn_variants.linear import project
+from attn_variants.linear import per_head, project
 from attn_variants.norm import RMSNorm
 from attn_variants.rope import rotate, tempered
 from attn_variants.transient import standing
@@ -80,9 +80,9 @@ class MultiHeadLatentAttention(nn.Module):
         q_nope, q_rope, view = self._project(x, step, cache)
         if x.shape[1] < self._absorbed_below(view.plan.limit):
             w_uk, w_uv = self._up_projections()
-            q = torch.cat([_per_head(q_nope, w_uk), q_rope], dim=-1)  # (B, H, T, R + P)
+            q = torch.cat([per_head(q_nope, w_uk), q_rope], dim=-1)  # (B, H, T, R + P)
             out = self._attend(q, view, ("kv", "latent"))  # (B, H, T, R)
-            out = _per_head(out, w_uv.transpose(1, 2))
+            out = per_head(out, w_uv.transpose(1, 2))
         else:
             q = torch.cat([q_nope, q_rope], dim=-1)
             out = self._attend(q, view, ("latent", "k_rope"), expand=self.expand)
@@ -181,11 +181,3 @@ def crossover(config: MLAConfig, keys: int) -> float:
     once = config.kv_lora_rank * (config.qk_nope_head_dim + config.v_head_dim)
     per_query = keys * (absorbed - expanded) + once
     return keys * once / per_query if per_query > 0 else math.inf
-
-
-def _per_head(x: Tensor, weight: Tensor) -> Tensor:
-    """(B, H, T, N) times (H, N, R) per head, without a copy of the weight per row of the batch."""
-    batch, heads, tokens, width = x.shape
-    rows = x.transpose(0, 1).reshape(heads, batch * tokens, width)
-    out: Tensor = torch.bmm(rows, weight).unflatten(1, (batch, tokens)).transpose(0, 1)
-    return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     import typer
 
     from .fitting import Question
-
-MOST_THREADS = 1024
 
 
 def question(sizing: Sizing) -> Question:
@@ -121,10 +120,20 @@ def read_text(flag: str, path: str) -> str:
     return text
 
 
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
 def require_ready(common: Common) -> None:
     """Refuse common flags that could not be obeyed, before any work."""
     for path in common.output or ():
         require_writable(path)
-    require_positive(most=MOST_THREADS, threads=common.threads)
+    require_positive(threads=common.threads)
+    if common.threads is not None and common.threads > (cores := usable_cores()):
+        raise ValueError(
+            f"--threads ({common.threads}) must be at most {cores}, the cores there are; more would wait for each other"
+        )
     if not 0 <= common.seed < 2**63:
         raise ValueError(f"--seed ({common.seed}) must be an integer of 0 to 2**63 - 1")

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,6 +33,7 @@ from .asked import (
     storable,
     variants_named,
 )
+from .canvas import require_drawable
 from .case import (
     LLAMA_3_8B,
     PRESET_GEOMETRIES,
@@ -45,7 +47,7 @@ from .case import (
 )
 from .generate_flags import Drawing, Ending, How, Prompting
 from .memory_left import out_of_memory
-from .options import Common, Sizing, Stored, given, listed, require_positive, spread
+from .options import Common, Sizing, Stored, Written, given, listed, require_positive, sized, spread
 from .results import Report, deliver, environment, to_stdout
 from .tables import as_text
 
@@ -228,6 +230,10 @@ def throughput(
         list[str] | None,
         typer.Option(help=f"Instead of both: 4x8k is 4 sequences of 8192 tokens, 32x1k+1x32k a ragged 33; {SEVERAL}."),
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Bytes of cache, weights aside, as 512MiB: each is measured at the largest batch that fits."),
+    ] = None,
     dtype: Dtypes = None,
     against: Annotated[str | None, typer.Option(help="A peer on the same weights: transformers.")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Measure compiled decode steps too.")] = False,
@@ -238,11 +244,12 @@ def throughput(
         bool,
         typer.Option("--random-cache", help="Fill caches with random numbers, not a prompt: long contexts in seconds."),
     ] = False,
-    repeats: Annotated[int, typer.Option(help="Turns of each contestant.")] = 5,
+    repeats: Annotated[int, typer.Option(help="Turns of each contestant; below 6 there is no interval.")] = 6,
     warmup: Annotated[int, typer.Option(help="Untimed steps before them.")] = 3,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what --output FILE.jsonl holds, or begin it.")
     ] = False,
+    plot: Annotated[Path | None, typer.Option(help="A folder for pictures of what was measured, as SVG.")] = None,
 ) -> None:
     """How fast? Prefill and decode at a context that is really cached, beside what memory allows.
 
@@ -251,6 +258,13 @@ def throughput(
     """
     require_ready(common)
     require_positive(repeats=repeats, warmup=warmup, window=sight.window, chunk=sight.chunk)
+    if budget is not None and (sizes := given(ctx, "batch", "batch_spec")):
+        raise ValueError(
+            f"--budget and {' and '.join(sizes)} exclude each other: a budget says the largest batch; give one of them"
+        )
+    room = None if budget is None else sized("--budget", budget)
+    if plot is not None:
+        require_drawable("--plot", plot)
     subject = "small" if geometry == SMALL else "as given"
     if preset is not None:
         if sizes := given(ctx, *GEOMETRY):
@@ -266,7 +280,10 @@ def throughput(
     grown = growing(common, resume=resume)
     device = resolved_device(common)
 
+    from .budget import filling
     from .contest import Case, Settings
+    from .pictures import draw_pictures
+    from .records import Entry
     from .throughput import require_measurable, throughput_report
 
     held = tuple(itertools.product(stores, codecs))
@@ -277,19 +294,24 @@ def throughput(
         for rows in batches
     ]
     settings = Settings(device, common.seed, against, compiled, shuffled, random_cache, repeats, warmup)
-    if grown is None:
-        return finish(ctx, throughput_report(cases, settings), common, device)
-
-    from .sweep import recorded
-
-    require_measurable(cases, settings)
+    if room is not None:
+        cases = filling(room, cases, settings)
     facts = environment(ctx.obj, seed=common.seed, device=device, threads=common.threads)
-    with recorded(grown, cases, settings, facts, resume=resume) as record:
-        report = throughput_report(cases, settings, record)
-    print(f"wrote {grown}", file=sys.stderr)
-    others = [path for path in common.output or () if path != grown]
-    # Where the lines are all that was asked for, a reader still sees the tables.
-    finish(ctx, report, replace(common, output=others or None), device)
+    if grown is None:
+        report = throughput_report(cases, settings)
+    else:
+        from .sweep import recorded
+
+        require_measurable(cases, settings)
+        with recorded(grown, cases, settings, facts, resume=resume) as record:
+            report = throughput_report(cases, settings, record)
+        print(f"wrote {grown}", file=sys.stderr)
+        # Where the lines are all that was asked for, a reader still sees the tables.
+        common = replace(common, output=[path for path in common.output or () if path != grown] or None)
+    finish(ctx, report, common, device)
+    if plot is not None:
+        for line in draw_pictures([Entry(row, facts) for row in report.rows], plot):
+            print(line, file=sys.stderr)
 
 
 @app.command()
@@ -397,6 +419,31 @@ def fetch(
         to_stdout(f"{folder}\n")
     report = Report([{"model": name, "folder": str(folder)}])
     finish(ctx, report, common, "cpu", shown=shows_tables(common) and not common.output)
+
+
+@app.command()
+@spread
+def diff(
+    ctx: typer.Context,
+    written: Written,
+    old: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OLD", help="A record that --output FILE.json wrote, or one with a row per line, .jsonl."
+        ),
+    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="A later record of the same command.")],
+) -> None:
+    """Two records side by side: tells a change from noise.
+
+    Speeds get an interval and a verdict, a row of shared cores none; bytes, checks and perplexities are compared
+    exactly. Exit code 1 when a row got slower beyond noise, a peer's included, or a check that held does not.
+    """
+    from .diff import diff_report
+
+    common = Common(written.format, written.output)
+    require_ready(common)
+    finish(ctx, diff_report(old, new), common, "cpu")
 
 
 def shows_tables(common: Common) -> bool:

@@ -1,11 +1,11 @@
-"""What a speed is measured of: our decoder on its store, and transformers on its caches, behind the same calls."""
+"""What a speed is measured of: our decoder on its store, behind the calls that peers answer too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,21 +13,12 @@ from torch._dynamo import config as dynamo
 from torch._inductor import config as inductor
 
 from attn_variants.cache import KVCache
-from attn_variants.cache.layouts import layout_named
-from attn_variants.cache.paged import Paged
-from attn_variants.contract import CacheSpec
 from attn_variants.decoder import Decoder
 
 from .batch_spec import BatchSpec
-
-if TYPE_CHECKING:
-    from transformers import Cache, PreTrainedModel
-
-TRANSFORMERS_CACHES = ("dynamic", "static")
-PASS_TOKENS = 16384
-"""Most tokens, over all rows, that one pass of a prefill takes; it bounds the memory of activations."""
-PASS_MASK = 2**26
-"""Most entries, over all rows, of a pass's mask."""
+from .cache_sizes import cache_sizes, goes_back_by_copy
+from .passes import in_passes
+from .reference import step_logits
 
 
 class Contestant(Protocol):
@@ -68,11 +59,16 @@ class Contestant(Protocol):
         """Bytes of the cache's own storages."""
         ...
 
+    def rewind(self, tokens: int) -> None:
+        """Take back the newest tokens, all that were decoded since the cache was filled; not part of any timing."""
+        ...
+
 
 class Ours:
     """Our decoder on one of our stores.
 
     shuffled: pages lie in random order in a pool of twice as many as are needed, as in one that was long in use.
+    rewinds: the most tokens that are taken back at once.
     ragged: the rows' lengths, where they differ; `capacity` is the longest's, and pages are as many as each row needs.
     """
 
@@ -90,13 +86,24 @@ class Ours:
         codec: str = "plain",
         static: bool = False,
         shuffled: bool = False,
+        rewinds: int = 0,
         ragged: BatchSpec | None = None,
     ) -> None:
         self.store, self.codec = store, codec
+        self._copies = goes_back_by_copy(decoder.cache_specs, store, static=static)
+        self._filled: KVCache | None = None
         self._decoder = decoder
         self._ragged = ragged
-        spec = ragged or BatchSpec(((batch, capacity),))
-        sizes = cache_sizes(decoder.cache_specs, spec, capacity, store=store, codec=codec, shuffled=shuffled)
+        sizes = cache_sizes(
+            decoder.cache_specs,
+            ragged or BatchSpec(((batch, capacity),)),
+            capacity,
+            store=store,
+            codec=codec,
+            static=static,
+            shuffled=shuffled,
+            rewinds=rewinds,
+        )
         self._cache = KVCache(decoder.cache_specs, **sizes, dtype=decoder.dtype, static=static, device=decoder.device)
         for pool in self._cache.pools if shuffled else ():
             pool.shuffle(seed=0)
@@ -107,6 +114,7 @@ class Ours:
     def clear(self) -> None:
         """Back to the beginning."""
         self._cache.free()
+        self._filled = None
 
     def prefill(self, ids: Tensor) -> Tensor:
         """Fill the empty cache; the last token's logits. Of a ragged batch, each row takes the ids of its length."""
@@ -144,7 +152,33 @@ class Ours:
 
     def decode(self, token: Tensor) -> Tensor:
         """One step."""
+        if self._copies and self._filled is None:
+            self._filled = self._cache.fork(range(self._cache.batch))
         return self._forward(token)
+
+    def rewind(self, tokens: int) -> None:
+        """By the store's own rewind, or to a copy where tokens were overwritten."""
+        if self._filled is None:
+            self._cache.rewind(tokens)
+        else:
+            self._cache = self._filled.fork(range(self._cache.batch))
+
+    def again(self) -> Ours:
+        """The same decoder on a copy of the cache."""
+        other = copy.copy(self)
+        with torch.inference_mode(False):
+            other._cache = copy.deepcopy(self._cache)
+        return other
+
+    def reference(self, token: Tensor) -> Tensor:
+        """The next step's logits in float64, over what this cache holds, which stays as it is."""
+        if self._ragged is None:
+            return step_logits(self._decoder, self._cache, token)
+        # Rows of one length at a time: a short one is not padded to the longest.
+        rows = [rows for rows, _ in self._ragged.rows]
+        return torch.cat(
+            [step_logits(self._decoder, self._cache, token[some.start : some.stop], rows=some) for some in rows]
+        )
 
     def _forward(self, ids: Tensor, rows: range | None = None) -> Tensor:
         logits: Tensor = self._decoder(ids, self._cache, rows=rows, last=True)
@@ -159,8 +193,8 @@ class Ours:
 class Compiled(Ours):
     """The same with compiled decode steps, over a static store whose shapes never change, so that one graph serves all.
 
-    On the CPU the compiler freezes the weights, to pack them for products with few rows, joins products of one input,
-    and calls operators from C++.
+    On the CPU the compiler calls operators from C++; it freezes the weights, to pack them for products with few rows,
+    and joins products of one input, where oneDNN multiplies in their dtype.
     """
 
     setting = "compiled"
@@ -173,16 +207,26 @@ class Compiled(Ours):
         capacity: int,
         store: str = "full",
         codec: str = "plain",
+        rewinds: int = 0,
         ragged: BatchSpec | None = None,
     ) -> None:
-        super().__init__(decoder, batch=batch, capacity=capacity, store=store, codec=codec, static=True, ragged=ragged)
+        super().__init__(
+            decoder,
+            batch=batch,
+            capacity=capacity,
+            store=store,
+            codec=codec,
+            static=True,
+            rewinds=rewinds,
+            ragged=ragged,
+        )
         # All decoders share one `compute`, whose graphs are counted together: without this the ninth would run eagerly.
         torch._dynamo.reset()
         self._compute = torch.compile(decoder.compute, dynamic=False)
-        frozen = decoder.device.type == "cpu"
+        frozen = _can_be_frozen(decoder)
         # Freezing has to be set while the first call is traced; torch.compile's own options come too late for it.
         self._compiler: AbstractContextManager[object] = inductor.patch(
-            {"freezing": frozen, "cpp_wrapper": frozen, "cpp.enable_concat_linear": frozen}
+            {"freezing": frozen, "cpp_wrapper": decoder.device.type == "cpu", "cpp.enable_concat_linear": frozen}
         )
 
     def decode(self, token: Tensor) -> Tensor:
@@ -195,102 +239,10 @@ class Compiled(Ours):
         return logits
 
 
-class Transformers:
-    """transformers' model of the same weights, one to itself, on its dynamic or its static cache."""
-
-    peer = "transformers"
-    ways: tuple[str, ...] = ("sdpa", "eager")
-    store, codec = "full", "plain"
-
-    def __init__(self, twin: PreTrainedModel, *, cache: str, capacity: int) -> None:
-        self._twin = twin
-        self._kind = cache
-        self._capacity = capacity
-        self._cache: Cache = self._empty()
-
-    @property
-    def setting(self) -> str:
-        """How it attends, and over what."""
-        return f"{self._twin.config._attn_implementation}, {self._kind} cache"
-
-    def choose(self, way: str) -> None:
-        """Decode with transformers' `sdpa` or `eager` attention."""
-        self._twin.set_attn_implementation(way)
-
-    def clear(self) -> None:
-        """A new dynamic cache, or the static one zeroed; prefill is by sdpa, which needs no T x T scores."""
-        self.choose("sdpa")
-        if self._kind == "static" and self._cache.is_initialized:
-            self._cache.reset()
-        else:
-            self._cache = self._empty()
-
-    def prefill(self, ids: Tensor) -> Tensor:
-        """Fill the empty cache; the last token's logits."""
-        return in_passes(self.decode, ids, self._capacity)
-
-    def decode(self, token: Tensor) -> Tensor:
-        """One step."""
-        logits: Tensor = self._twin(token, cache=self._cache, use_cache=True, logits_to_keep=1).logits
-        return logits
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of its layers' key and value storages."""
-        layers: list[Any] = list(self._cache.layers)
-        storages = [tensor.untyped_storage() for layer in layers for tensor in (layer.keys, layer.values)]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-    def _empty(self) -> Cache:
-        from transformers import DynamicCache, StaticCache
-
-        if self._kind == "dynamic":
-            return DynamicCache(config=self._twin.config)
-        return StaticCache(config=self._twin.config, max_cache_len=self._capacity)
-
-
-def in_passes(forward: Callable[[Tensor], Tensor], ids: Tensor, capacity: int) -> Tensor:
-    """The last logits of ids (B, T) that go through in passes of bounded size."""
-    rows, tokens = ids.shape
-    done = 0
-    while done < tokens:
-        piece = ids[:, done : done + (warm_pass(rows, capacity) if done else first_pass(rows))]
-        logits = forward(piece)
-        done += piece.shape[1]
-    return logits
-
-
-def first_pass(rows: int) -> int:
-    """The most tokens of each row in the pass that comes first, which needs no mask."""
-    return max(1, PASS_TOKENS // rows)
-
-
-def warm_pass(rows: int, capacity: int) -> int:
-    """The most of each row in a later pass, which has a mask of its tokens by all before them; 1 if there is none."""
-    return max(1, min(PASS_TOKENS, PASS_MASK // capacity) // rows) if capacity > first_pass(rows) else 1
-
-
-def cache_sizes(
-    specs: Sequence[CacheSpec], rows: BatchSpec, capacity: int, *, store: str, codec: str, shuffled: bool
-) -> dict[str, Any]:
-    """What a cache for these rows is made with, and its bytes are counted by, but for the dtype.
-
-    capacity: slots of the longest row; the others have as many to spare. Memory by rows gives each the longest's, a
-    pool has the pages that each row can need.
-    """
-    burst = max(warm_pass(count, capacity) for count, _ in rows.runs)
-    sizes = {"batch": rows.batch, "capacity": capacity, "store": store, "codec": codec, "burst": burst}
-    if store.startswith("paged") and (shuffled or rows.ragged):
-        spare = capacity - rows.longest
-        pages = max(
-            sum(_pages(spec, store, count, tokens + spare, burst) for count, tokens in rows.runs) for spec in specs
-        )
-        sizes["pages"] = 2 * pages if shuffled else pages
-    return sizes
-
-
-def _pages(spec: CacheSpec, store: str, rows: int, capacity: int, burst: int) -> int:
-    """As many as these rows can need at once."""
-    layout = layout_named(store, spec, batch=rows, capacity=capacity, burst=burst)
-    assert isinstance(layout, Paged)
-    return layout.pool.total
+def _can_be_frozen(decoder: Decoder) -> bool:
+    """Where oneDNN lacks the dtype, frozen weights are transposed ones that are read ten times slower (measured)."""
+    if decoder.device.type != "cpu":
+        return False
+    if decoder.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return decoder.dtype == torch.float32

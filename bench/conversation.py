@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 
 from attn_variants.cache import KVCache
 from attn_variants.generation import Result
@@ -38,19 +37,17 @@ class Conversation:
 
         An interruption ends the answer, which stays as far as it came.
         """
-        session, stopping = self._session, self._session.stopping
+        session, most = self._session, self._session.stopping.max_length
         self._messages.append({"role": "user", "content": message})
         ids = session.tokenizer.chat(self._messages)
-        if stopping.max_length is not None and len(ids) >= stopping.max_length:
+        if most is not None and len(ids) >= most:
             return None
         timed = Timed()
-        cache = self._room(ids, slots_for(stopping, session.tokenizer, len(ids)))
+        cache = self._room(ids, slots_for(session.stopping, session.tokenizer, len(ids)))
         held = len(self._held)
-        if stopping.max_length is not None:
-            stopping = replace(stopping, max_length=stopping.max_length - held)
-        draft = None if session.draft is None else Clocked(session.draft, history=self._held)
+        draft = None if session.draft is None else Clocked(session.draft)
         try:
-            (result,) = timed.take(session.tokens(ids[held:], cache, draft=draft, stopping=stopping), say).results
+            (result,) = timed.take(session.tokens(ids[held:], cache, draft=draft, history=self._held), say).results
         except KeyboardInterrupt:
             result = timed.interrupted(len(ids) - held)
         row = session.row(result, timed, 0, cache) | {"prompt_tokens": len(ids), "fed_tokens": len(ids) - held}
@@ -66,8 +63,7 @@ class Conversation:
             self._held = []
         # The last token is fed in any case, for its logits.
         common = min(_agreed(self._held, ids), len(ids) - 1)
-        # The penalty sees the tokens of a prompt, and not those of a cache.
-        if common < self._cache.floor(0) or self._session.sampling.repetition_penalty != 1:
+        if common < self._cache.floor(0):
             common = 0
             self._cache.free()
         self._cache.rewind(self._cache.length(0) - common)

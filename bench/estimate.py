@@ -31,14 +31,15 @@ class Estimate:
     def case(self, case: Case, specs: Sequence[CacheSpec], numbers: int) -> float:
         """By the model alone: turns of steps that read weights and cache, and prefills that compute with the weights.
 
-        Both stop being repeated after some seconds, so that a long case does not cost as much as it would.
+        Both stop being repeated after some seconds, so that a long case does not cost as much as it would. The first
+        contestant has a second seat.
         Nothing for a case without stores.     numbers: of the weights.
         """
         if not case.stores:
             return 0.0
         contestants = (2 if self.settings.compiled else 1) + (2 if self.settings.against else 0) / len(case.stores)
         total = 2 * PROBE_SECONDS * self.settings.repeats
-        for _, codec in case.stores:
+        for index, (_, codec) in enumerate(case.stores):
             cached = sum(
                 used_bytes(specs, batch=count, context=tokens, codec=codec, dtype=case.dtype)
                 for count, tokens in case.rows.runs
@@ -51,7 +52,9 @@ class Estimate:
                 if self.settings.random_cache
                 else max(prefill, min(self.settings.repeats * prefill, PREFILL_SECONDS))
             )
-            total += contestants * (prefills + 2 * self.settings.warmup * step + self.settings.repeats * turn)
+            turns = self.settings.repeats * turn
+            total += contestants * (prefills + 2 * self.settings.warmup * step + turns)
+            total += 0 if index else turn + turns
         return total
 
     def done(self, expected: float, taken: float) -> None:

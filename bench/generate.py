@@ -60,9 +60,10 @@ def generate_report(
     if how.speculative is not None:
         draft = draft_of(drafting, how.draft_tokens, dtype=dtype, device=device)
     decoder = Decoder.from_pretrained(folder, dtype=dtype, device=device).eval()
-    if draft is not None:
-        # Verification brings a few rows at once.
-        pack_weights(decoder)
+    # Samples, and the tokens of a draft that are verified, come as a few rows at once.
+    together = how.n * (1 if draft is None else draft.tokens + 1)
+    if together > 1:
+        pack_weights(decoder, together)
     session = Session(model, decoder, tokenizer, draft, sampling, stopping, how, stored)
     title = f"{Path(model).name} on {device}"
     if prompting.converses:

@@ -1,8 +1,9 @@
-"""How things are measured: the device, the clock, the ceiling in the same run, and whether the cores were ours."""
+"""How things are measured: the device, the clock, and whether the cores were ours."""
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -11,9 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-
-READ_SHAPE = (16384, 16640)
-"""A float32 matrix of 1.09 GB: far larger than any cache between the cores and memory."""
 
 PROBE_SECONDS = 0.05
 QUIET_SHARE = 0.9
@@ -77,14 +75,9 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def read_bandwidth(device: str) -> float:
-    """Bytes per second at which memory is read: the best of five float32 matrix-vector products over 1.09 GB."""
-    matrix = torch.rand(READ_SHAPE, device=device)
-    vector = torch.rand(READ_SHAPE[1], device=device)
-    timings = Timings()
-    for _ in range(6):
-        timings.time(device, lambda: matrix @ vector)
-    return matrix.numel() * matrix.element_size() / min(timings.wall[1:])
+def load_average() -> float | None:
+    """Processes that ran or waited for a core over the last minute; None where the system does not tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 class Quiet:

@@ -19,8 +19,8 @@ Format = Literal["table", "json", "csv", "markdown"]
 
 
 @dataclass(frozen=True)
-class Common:
-    """What every command takes."""
+class Written:
+    """Where results go: all that a command takes which only reads."""
 
     format: Annotated[
         Format | None,
@@ -29,6 +29,12 @@ class Common:
     output: Annotated[
         list[Path] | None, typer.Option(help="Write results to this file, whole or not at all; may be repeated.")
     ] = None
+
+
+@dataclass(frozen=True)
+class Common(Written):
+    """What every other command takes."""
+
     seed: Annotated[int, typer.Option(help="Seed of random weights, token ids and sampling.")] = 0
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where tensors live; auto takes a GPU.")] = (
         "auto"

@@ -8,29 +8,31 @@ cannot see, a fault in a variant's projections, is seen by the comparison with t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attn_variants.attend import BACKENDS, backend
 from attn_variants.backends.request import Request
+from attn_variants.cache import KVCache
 from attn_variants.cache.quantize import Codec
-from attn_variants.contract import CacheSpec, LayerCache, Step, View
+from attn_variants.contract import CacheSpec, LayerCache, Plan, Step, View
 from attn_variants.decoder import Decoder
 from attn_variants.mla import ExpandedMultiHeadLatentAttention, MultiHeadLatentAttention
 from attn_variants.transient import fresh_step, transients
 
 TEXTBOOK = "textbook"
+HEAD_ROWS = 8192
+"""Rows of the head that are widened at a time."""
 
 
 def reference_logits(decoder: Decoder, ids: Tensor) -> Tensor:
     """Logits (B, T, vocab) in float64 on the CPU, every pass expanded where a variant knows a shorter way."""
-    twin = copy.deepcopy(decoder).to(device="cpu", dtype=torch.float64)
-    with torch.inference_mode(), absorbed_below(twin, 0), _textbook_attention():
-        logits: Tensor = twin(ids.cpu())
-    return logits
+    step, caches = fresh_step(*ids.shape), transients(decoder.cache_specs)
+    with torch.inference_mode(), absorbed_below(decoder, 0), _textbook_attention():
+        return _widened(decoder, ids, step, caches, "cpu")
 
 
 def moved_logits(decoder: Decoder, ids: Tensor, codec: Codec, seed: int) -> Tensor:
@@ -38,15 +40,87 @@ def moved_logits(decoder: Decoder, ids: Tensor, codec: Codec, seed: int) -> Tens
 
     What rounding to codes brings is off by no more, and evenly so within the bound: a root mean square of 1 / sqrt(3).
     """
-    twin = copy.deepcopy(decoder).to(device="cpu", dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     caches: list[LayerCache] = [
         Moved(spec, cache, codec, decoder.dtype, generator)
         for spec, cache in zip(decoder.cache_specs, transients(decoder.cache_specs), strict=True)
     ]
     step = fresh_step(*ids.shape)
-    with torch.inference_mode(), absorbed_below(twin, 0), _textbook_attention():
-        return twin.compute(ids.cpu(), step, caches)
+    with torch.inference_mode(), absorbed_below(decoder, 0), _textbook_attention():
+        return _widened(decoder, ids, step, caches, "cpu")
+
+
+def step_logits(decoder: Decoder, cache: KVCache, token: Tensor, *, rows: Sequence[int] | None = None) -> Tensor:
+    """Logits (B, 1, vocab) of one more token (B, 1) in float64, over what the cache itself holds.
+
+    rows: those that the tokens are of; None is all. The cache stays as it is: the step is not advanced.
+    """
+    step = cache.step(*token.shape, rows=rows)
+    caches = [Widened(own, decoder.dtype) for own in cache.layers]
+    with torch.inference_mode(), _textbook_attention():
+        return _widened(decoder, token, step, caches, decoder.device)
+
+
+def _widened(
+    decoder: Decoder, ids: Tensor, step: Step, caches: Sequence[LayerCache], device: torch.device | str
+) -> Tensor:
+    """What `Decoder.compute` does, in float64; one layer's weights are widened at a time: a model may be large."""
+
+    def wide(module: nn.Module) -> nn.Module:
+        return copy.deepcopy(module).to(device=device, dtype=torch.float64)
+
+    x: Tensor = decoder.model.embed_tokens(ids.to(decoder.device)).to(device, torch.float64)
+    for layer, cache in zip(decoder.model.layers, caches, strict=True):
+        x = wide(layer)(x, step, cache)
+    x = wide(decoder.model.norm)(x)
+    rows = decoder.lm_head.weight.split(HEAD_ROWS)
+    return torch.cat([x @ some.to(device, torch.float64).mT for some in rows], dim=-1)
+
+
+class Widened:
+    """A layer's cache whose entries are rounded as they are stored, and read in float64. Implements `LayerCache`."""
+
+    def __init__(self, own: LayerCache, dtype: torch.dtype) -> None:
+        self._own = own
+        self._dtype = dtype
+
+    def append(self, step: Step, **entries: Tensor) -> View:
+        """What the owner then holds."""
+        narrow = {name: entry.to(self._dtype) for name, entry in entries.items()}
+        return WidenedView(self._own.append(step, **narrow))
+
+    def view(self, step: Step) -> View:
+        """What the layer reads that this one shares with."""
+        return WidenedView(self._own.view(step))
+
+    def states(self, step: Step) -> dict[str, Tensor]:
+        """As they are kept."""
+        return {name: state.double() for name, state in self._own.states(step).items()}
+
+    def keep(self, step: Step, **states: Tensor) -> None:
+        """Rounded as they are stored."""
+        self._own.keep(step, **{name: state.to(self._dtype) for name, state in states.items()})
+
+
+class WidenedView:
+    """A view in float64. Implements `View`."""
+
+    aliased = False
+
+    def __init__(self, own: View) -> None:
+        self.spec: CacheSpec = own.spec
+        self.step: Step = own.step
+        self.plan: Plan = own.plan
+        self._own = own
+
+    def dense(self, *names: str) -> tuple[Tensor, ...]:
+        """Every slot read."""
+        return tuple(tensor.double() for tensor in self._own.dense(*names))
+
+    def blocks(self, size: int, *names: str) -> Iterator[tuple[tuple[Tensor, ...], slice]]:
+        """The same in runs."""
+        for tensors, slots in self._own.blocks(size, *names):
+            yield tuple(tensor.double() for tensor in tensors), slots
 
 
 class Moved:
@@ -107,22 +181,26 @@ def textbook(request: Request) -> Tensor:
     is not in the future and lies in the query's window or chunk, or among the first tokens, which stay.
     """
     key, value = request.read()
-    group = request.q.shape[1] // key.shape[1]
-    key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
-    scores = torch.einsum("bhid,bhjd->bhij", request.q, key) * request.scale
+    # Grouped by what they read, so that no key or value is repeated: a cache may be long.
+    q = request.q.unflatten(1, (key.shape[1], -1))
+    scores = torch.einsum("bkgid,bkjd->bkgij", q, key).flatten(1, 2) * request.scale
     if request.softcap is not None:
         scores = request.softcap * (scores / request.softcap).tanh()
-    weights = scores.exp().masked_fill(~_seen(request)[:, None], 0)
+    seen = _seen(request)
+    weights = scores.exp() if seen is None else scores.exp().masked_fill(~seen[:, None], 0)
     total = weights.sum(-1, keepdim=True)
     if request.sink is not None:
         total = total + request.sink.exp()[:, None, None]
-    return torch.einsum("bhij,bhjd->bhid", weights / total, value)
+    weights = (weights / total).unflatten(1, (key.shape[1], -1))
+    return torch.einsum("bkgij,bkjd->bkgid", weights, value).flatten(1, 2)
 
 
-def _seen(request: Request) -> Tensor:
-    """(B, T, S) bool, from positions alone."""
+def _seen(request: Request) -> Tensor | None:
+    """(B, T, S) bool, from positions alone; None where a step was given only slots that it sees."""
     view, spec = request.view, request.view.spec
-    assert view.plan.kv_positions is not None
+    if view.plan.kv_positions is None:
+        assert view.plan.mask is None
+        return None
     query, key = view.step.positions[:, :, None], view.plan.kv_positions[:, None, :]
     near = torch.ones_like(query == key)
     if spec.window is not None:

@@ -145,7 +145,7 @@ def environment(arguments: Sequence[str], *, seed: int, device: str, threads: in
         "commit": _commit(),
         "versions": {
             "python": platform.python_version(),
-            **{name: _version(name) for name in ("attn-variants", "torch", "transformers")},
+            **{name: _version(name) for name in ("attn-variants", "torch", "transformers", "numpy")},
         },
         "platform": platform.platform(),
         "cpu": _cpu(),

@@ -11,8 +11,10 @@ from attn_variants.config import DecoderConfig, Geometry
 from attn_variants.contract import CacheSpec
 from attn_variants.dtypes import dtype_bytes
 
-from .contest import Case, Settings, steps_of
-from .contestants import PASS_MASK, PASS_TOKENS, cache_sizes
+from .cache_sizes import cache_sizes, goes_back_by_copy
+from .case import decoder_config
+from .contest import TURN_STEPS, Case, Settings, capacity_for
+from .passes import PASS_MASK, PASS_TOKENS
 from .tables import size
 
 Refused = dict[tuple[str, str] | None, str]
@@ -44,12 +46,13 @@ def fitting(
     """The case with the stores that fit beside each other, whether the peer does, and why each one does not.
 
     All of a case are there at once, since they take turns: ours first, in their order, then the peer with all caches.
+    The second seat takes of what they leave, or has no cache of its own.
     """
     if left is None:
         return case, True, {}
     there = left - _working_bytes(case, settings, specs)
     wanted: dict[tuple[str, str] | None, int] = {
-        held: (2 if settings.compiled else 1) * _store_bytes(case, settings, specs, *held, left) for held in case.stores
+        held: _contestants_bytes(case, settings, specs, *held, left) for held in case.stores
     }
     if peer_caches:
         wanted[None] = peer_caches * _store_bytes(case, settings, specs, "full", "plain", left)
@@ -71,8 +74,33 @@ def fitting(
     )
 
 
-def _store_bytes(case: Case, settings: Settings, specs: Sequence[CacheSpec], store: str, codec: str, left: int) -> int:
-    """Of one store's cache."""
+def all_refused(case: Case, error: str, *, peer: bool) -> Refused:
+    """Every store of the case and its peer, for one reason."""
+    return dict.fromkeys([*case.stores, *([None] if peer else [])], error)
+
+
+def _contestants_bytes(
+    case: Case, settings: Settings, specs: Sequence[CacheSpec], store: str, codec: str, left: int
+) -> int:
+    """Of all caches of those that decode on one store."""
+    eager = _store_bytes(case, settings, specs, store, codec, left)
+    if goes_back_by_copy(specs, store, static=False):
+        # One in use, one as it was filled, and for a moment the next that is made of that.
+        eager *= 3
+    return eager + (_store_bytes(case, settings, specs, store, codec, left, static=True) if settings.compiled else 0)
+
+
+def _store_bytes(
+    case: Case,
+    settings: Settings,
+    specs: Sequence[CacheSpec],
+    store: str,
+    codec: str,
+    left: int,
+    *,
+    static: bool = False,
+) -> int:
+    """Of one cache."""
     least = sum(
         used_bytes(specs, batch=count, context=tokens, codec=codec, dtype=case.dtype)
         for count, tokens in case.rows.runs
@@ -81,22 +109,40 @@ def _store_bytes(case: Case, settings: Settings, specs: Sequence[CacheSpec], sto
         # So far beyond that no layout need be made to know, nor the tables of its pages.
         return least
     sizes = cache_sizes(
-        specs, case.rows, case.context + steps_of(settings), store=store, codec=codec, shuffled=settings.shuffled
+        specs,
+        case.rows,
+        capacity_for(case.context),
+        store=store,
+        codec=codec,
+        static=static,
+        shuffled=settings.shuffled,
+        rewinds=TURN_STEPS,
     )
     return cache_bytes(specs, **sizes, dtype=case.dtype)
 
 
 def _working_bytes(case: Case, settings: Settings, specs: Sequence[CacheSpec]) -> int:
-    """Beside the caches: what a pass of the prefill makes, or the random entries of a layer; an upper estimate."""
+    """Beside the caches: what a prompt's pass or the random entries of a layer take, or the step in float64.
+
+    An upper estimate.
+    """
     width = dtype_bytes(case.dtype)
     entries = max(sum(record.heads * record.width for record in spec.records) for spec in specs)
     longest_run = max(count * tokens for count, tokens in case.rows.runs)
+    reference = _reference_bytes(case, longest_run, entries)
     if settings.random_cache:
-        return longest_run * entries * (4 + width)
+        return max(reference, longest_run * entries * (4 + width))
     ids = case.batch * case.context * 8
     tokens = min(longest_run, max(PASS_TOKENS, case.batch))
     mask = min(PASS_MASK, longest_run * case.context) * (1 + width)
-    return ids + mask + tokens * width * (_activations(case.geometry) + 2 * entries)
+    return ids + max(reference, mask + tokens * width * (_activations(case.geometry) + 2 * entries))
+
+
+def _reference_bytes(case: Case, tokens: int, entries: int) -> int:
+    """Of the step in float64: a layer's entries and weights as they are and widened, and three of its scores."""
+    width = dtype_bytes(case.dtype) + 8
+    weights = numbers_of(decoder_config(case.variant, case.geometry, case.sight)) // case.geometry.layers
+    return tokens * (entries * width + case.geometry.heads * 3 * 8) + weights * width
 
 
 def _activations(geometry: Geometry) -> int:

@@ -54,15 +54,16 @@ class Session:
         cache: KVCache | None,
         *,
         draft: Clocked | None = None,
-        stopping: Stopping | None = None,
+        history: Sequence[int] | None = None,
     ) -> Iterator[Token]:
-        """What follows these ids; without a cache all is computed again for each token."""
+        """What follows these ids, and before them what the cache holds; without one all is computed for each token."""
         return stream(
             self.decoder,
             [list(ids)],
             sampling=self.sampling,
-            stopping=self.stopping if stopping is None else stopping,
+            stopping=self.stopping,
             cache=cache,
+            history=None if history is None else [history],
             use_cache=cache is not None,
             n=self.how.n,
             draft=draft,

@@ -66,12 +66,10 @@ def draft_of(folder: Path | None, tokens: int | None, *, dtype: str | None, devi
 class Clocked:
     """A draft whose steps are timed. A `Draft`.
 
-    history: what the model's cache holds before the prompt, which the draft has to read too.
     steps: seconds per token proposed, one number per round that proposed any.
     """
 
     draft: Draft
-    history: Sequence[int] = ()
     steps: list[float] = field(default_factory=list)
 
     @property
@@ -92,8 +90,8 @@ class ClockedDrafting:
         self._drafting = drafting
 
     def begin(self, row: int, prompt: Sequence[int]) -> None:
-        """With what came before the prompt."""
-        self._drafting.begin(row, [*self._clocked.history, *prompt])
+        """The same."""
+        self._drafting.begin(row, prompt)
 
     def grow(self, row: int, ids: Sequence[int]) -> None:
         """The same."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,20 +19,23 @@ from .estimate import Estimate
 from .memory_left import memory_left
 from .progress import Progress
 from .results import Row
-from .room import Refused, fitting, numbers_of
+from .room import fitting, numbers_of
 from .sweep_file import Key, SweepFile
-
-OURS = "attn-variants"
 
 
 def sweep_facts(cases: Sequence[Case], settings: Settings) -> Row:
     """What is the same in all cases and decides what they measure."""
     first = cases[0]
+    stores = list(dict.fromkeys(held for case in cases for held in case.stores))
+    if first.budget is not None:
+        # Each case has those that hold as many sequences: in what order depends on which cases there are.
+        stores.sort()
     return {
         "subject": first.subject,
         "geometry": asdict(first.geometry),
         "sees": str(first.sight),
-        "stores": [list(held) for held in first.stores],
+        "stores": [list(held) for held in stores],
+        "budget": first.budget,
         **asdict(settings),
     }
 
@@ -65,7 +69,8 @@ class Sweep:
     settings: Settings
     record: SweepFile | None = None
     rows: dict[Key, list[Row]] = field(default_factory=dict)
-    bandwidth: float | None = None
+    bandwidth: float = math.nan
+    rates: Mapping[str, dict[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.record is not None:
@@ -83,9 +88,9 @@ class Sweep:
                 file=sys.stderr,
             )
 
-    def begin(self, bandwidth: float) -> None:
-        """Measuring starts, on memory that is read so fast."""
-        self.bandwidth = bandwidth
+    def begin(self, bandwidth: float, rates: Mapping[str, dict[str, float]]) -> None:
+        """Measuring starts, on memory that is read so fast and, by dtype, products that are made so fast."""
+        self.bandwidth, self.rates = bandwidth, rates
         estimate = Estimate(self.settings, bandwidth)
         self._estimate = estimate
         self._expected = {}
@@ -98,7 +103,7 @@ class Sweep:
 
     def add(self, case: Case, rows: Iterable[Row], failures: Sequence[str] = ()) -> None:
         """A case is done: its rows are kept, with the checks that failed in it."""
-        kept = [row | {"batch_spec": str(case.rows), "failures": list(failures)} for row in rows]
+        kept = [row | {"failures": list(failures)} for row in rows]
         if self.record is not None:
             kept = self.record.add(kept)
         self.rows[case_key(case)] = kept
@@ -126,40 +131,3 @@ class Sweep:
         if self.settings.device == "cuda":
             torch.cuda.empty_cache()
         return memory_left(self.settings.device)
-
-
-def unmeasured(case: Case, settings: Settings, refused: Refused) -> list[Row]:
-    """A row for each store, and one for the peer, that there was no memory for; `error` says why."""
-    rows = []
-    for held, error in refused.items():
-        peer = OURS if held is not None else settings.against or ""
-        rows.append(_row(case, settings, peer, *(held or ("full", "plain")), error))
-    return rows
-
-
-def all_refused(case: Case, error: str, *, peer: bool) -> Refused:
-    """Every store of the case and its peer, for one reason."""
-    return dict.fromkeys([*case.stores, *([None] if peer else [])], error)
-
-
-def _row(case: Case, settings: Settings, peer: str, store: str, codec: str, error: str) -> Row:
-    return {
-        "subject": case.subject,
-        "variant": case.variant,
-        "peer": peer,
-        "setting": "eager" if peer == OURS else "",
-        "store": store,
-        "codec": codec,
-        "sees": str(case.sight),
-        "shuffled": settings.shuffled and store.startswith("paged"),
-        "dtype": case.dtype,
-        "device": settings.device,
-        "threads": torch.get_num_threads(),
-        "batch": case.batch,
-        "context": case.context,
-        "phase": "decode",
-        **dict.fromkeys(("tokens_per_s", "ms_p50", "ms_p95", "samples", "cache_bytes", "cache_bytes_read")),
-        **dict.fromkeys(("weight_bytes", "read_bandwidth", "fraction_of_limit", "cpu_over_wall")),
-        "unquiet": False,
-        "error": error,
-    }

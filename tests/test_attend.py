@@ -112,10 +112,11 @@ def test_threads_without_a_sequence_and_head_of_their_own_read_a_run(batch, head
     monkeypatch.setattr(scaled_dot_product, "RUN_TOKENS", 3)
     read = []
 
-    def spy(q, key, value, scale):
+    def spy(q, key, value, scale, mask):
         read.extend([key.shape[2]] * key.shape[1])
         assert key._is_view()
-        return flash(q, key, value, scale)
+        assert mask is None
+        return flash(q, key, value, scale, mask)
 
     flash = scaled_dot_product._flash
     monkeypatch.setattr(scaled_dot_product, "_flash", spy)

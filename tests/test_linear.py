@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from attn_variants import linear
+from attn_variants import linear, turns
 from attn_variants.linear import lay_out_weights, project, weights_by_columns
 from tests import tiny
 
@@ -176,12 +176,12 @@ def test_the_order_is_measured_and_named_by_shape():
 
 @pytest.mark.parametrize(("rows", "columns", "faster"), [(2.0, 1.0, True), (1.0, 2.0, False), (1.0, 0.99, False)])
 def test_columns_have_to_be_clearly_faster(monkeypatch, rows, columns, faster):
-    times = iter([columns, rows] * linear.ROUNDS)
-    monkeypatch.setattr(linear, "seconds", lambda work: next(times))
+    times = iter([columns, rows] * turns.ROUNDS)
+    monkeypatch.setattr(turns, "seconds", lambda work: next(times))
     assert linear._columns_are_faster([(torch.nn.Linear(4, 6),)]) == faster
 
 
 def test_one_disturbed_round_does_not_choose(monkeypatch):
-    times = iter([9.0, 1.0] + [1.0, 2.0] * (linear.ROUNDS - 1))
-    monkeypatch.setattr(linear, "seconds", lambda work: next(times))
+    times = iter([9.0, 1.0] + [1.0, 2.0] * (turns.ROUNDS - 1))
+    monkeypatch.setattr(turns, "seconds", lambda work: next(times))
     assert linear._columns_are_faster([(torch.nn.Linear(4, 6),)])

@@ -50,9 +50,10 @@ def parts(q: Tensor, group: int) -> int:
     """Into how many runs the heads that share one key are split: the kernel gives each its own thread."""
     if q.device.type != "cpu":
         return 1
-    return math.gcd(group, max(1, _threads() // q.shape[0]))
+    return math.gcd(group, max(1, threads() // q.shape[0]))
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _threads() -> int:
+def threads() -> int:
+    """How many work, a constant to a compiler."""
     return torch.get_num_threads()

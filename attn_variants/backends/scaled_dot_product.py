@@ -44,7 +44,7 @@ def sdpa(request: Request) -> Tensor:
 
 
 def accepts_split(request: Request) -> bool:
-    """A step on the CPU that sees the whole cache, with threads to spare.
+    """A step of few tokens over a cache on the CPU, with threads to spare.
 
     Neither gradients, which the merge lacks, nor autocast, which does not know the operator.
     """
@@ -63,7 +63,9 @@ def split(request: Request) -> Tensor:
     key, value, width = _equally_wide(request)
     runs = _runs(request)
     q = fold(request.q, key.shape[1]).flatten(0, 1)[:, None]  # (B * K, 1, G * T, D)
-    out, lse = zip(*(_flash(q, *part, request.scale) for part in _in_runs(key, value, runs)), strict=True)
+    masks = _masks_in_runs(request, key.shape[1], runs)
+    parts = zip(_in_runs(key, value, runs), masks, strict=False)
+    out, lse = zip(*(_flash(q, *part, request.scale, mask) for part, mask in parts), strict=True)
     weights = torch.cat(lse, dim=1).softmax(1)[..., None]  # (B * K, runs, G * T, 1)
     merged = (torch.cat(out, dim=1)[..., :width] * weights).sum(1)
     return unfold(merged.to(request.q.dtype), request.q)
@@ -88,12 +90,13 @@ def _runs(request: Request) -> int:
     Forced, it splits whatever it can, so that a comparison needs neither a long cache nor many threads.
     """
     plan, q = request.view.plan, request.q
-    if q.device.type != "cpu" or plan.causal or plan.mask is not None or torch.compiler.is_compiling():
+    if q.device.type != "cpu" or plan.causal or (plan.mask is not None and q.shape[2] >= UNFOLDED_TOKENS):
         return 1
     if request.forced == "split":
         return min(3, plan.limit)
     heads = request.view.spec.record_of(request.names[0]).heads
-    return max(1, min(torch.get_num_threads() // (q.shape[0] * heads), plan.limit // RUN_TOKENS))
+    spare: int = flash_cpu.threads() // (q.shape[0] * heads)
+    return max(1, min(spare, plan.limit // RUN_TOKENS))
 
 
 def _in_runs(key: Tensor, value: Tensor, runs: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -106,9 +109,25 @@ def _in_runs(key: Tensor, value: Tensor, runs: int) -> Iterator[tuple[Tensor, Te
         yield keys[:, None, even:], values[:, None, even:]
 
 
-def _flash(q: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _masks_in_runs(request: Request, heads: int, runs: int) -> Iterator[Tensor | None]:
+    """What of each part that `_in_runs` gives is visible, (B * K or 1, runs, G * T or 1, tokens); None is all."""
+    mask = request.mask()
+    if mask is None:
+        yield from (None, None)
+        return
+    if request.q.shape[2] > 1:
+        mask = fold_mask(mask, request.q.shape[1] // heads)
+    if len(mask) > 1:
+        mask = mask.repeat_interleave(heads, 0)
+    tokens = mask.shape[-1] // runs
+    even = runs * tokens
+    yield mask[:, 0, :, :even].unflatten(-1, (runs, tokens)).transpose(1, 2)
+    yield mask[..., even:]
+
+
+def _flash(q: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Output (N, runs, T, D) of q (N, 1, T, D) over every run, and the log-sum-exp (N, runs, T) of its scores."""
-    return flash_cpu.flash(q.expand(-1, key.shape[1], -1, -1), key, value, scale=scale)
+    return flash_cpu.flash(q.expand(-1, key.shape[1], -1, -1), key, value, scale=scale, mask=mask)
 
 
 def _width(spec: CacheSpec, name: str) -> int:

@@ -23,34 +23,60 @@ def checked_prompts(prompts: Prompts, vocab_size: int) -> list[list[int]]:
     """The prompts as lists. Raises ValueError for none, for text, for an empty one and for ids that are no tokens."""
     if isinstance(prompts, str | bytes):
         raise ValueError(_is_text(prompts))
-    found = [_ids(row, prompt) for row, prompt in enumerate(_several("prompts", prompts))]
+    found = [_ids("prompts", row, prompt, vocab_size) for row, prompt in enumerate(_several("prompts", prompts))]
     if not found:
         raise ValueError("there is no prompt; give at least one")
-    for row, prompt in enumerate(found):
-        if not prompt:
-            raise ValueError(f"prompt {row} is empty; generation needs at least one token to start from")
-        if foreign := [token for token in prompt if not 0 <= token < vocab_size]:
+    if not all(found):
+        raise ValueError(f"prompt {found.index([])} is empty; generation needs at least one token to start from")
+    return found
+
+
+def checked_history(
+    history: Prompts | None, held: Sequence[int], samplings: Sequence[Sampling], vocab_size: int
+) -> list[list[int]]:
+    """The tokens that a cache holds before each prompt, nothing where they are not said.
+
+    held: how many these are. Raises ValueError for others than so many, and where a penalty would have to know them.
+    """
+    if history is None:
+        for row, (tokens, sampling) in enumerate(zip(held, samplings, strict=True)):
+            if tokens and sampling.repetition_penalty != 1 and sampling.penalise_prompt:
+                raise ValueError(
+                    f"the repetition penalty counts the {tokens} tokens that the cache holds before prompt {row}: give "
+                    "them as history, or penalise_prompt=False"
+                )
+        return [[] for _ in held]
+    found = [_ids("history", row, ids, vocab_size) for row, ids in enumerate(_several("history", history))]
+    if len(found) != len(held):
+        raise ValueError(f"history holds {len(found)} sequences for {len(held)} prompts; give one for each")
+    for row, (ids, tokens) in enumerate(zip(found, held, strict=True)):
+        if len(ids) != tokens:
             raise ValueError(
-                f"prompt {row} holds token {foreign[0]}, and the vocabulary has {vocab_size}: "
-                "is this the model's own tokenizer?"
+                f"history {row} holds {len(ids)} tokens and the cache {tokens} before that prompt; give those it holds"
             )
     return found
 
 
-def _ids(row: int, prompt: Any) -> list[int]:
-    if isinstance(prompt, str | bytes):
-        raise ValueError(_is_text(prompt))
-    listed = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # of torch and numpy
+def _ids(name: str, row: int, given: Any, vocab_size: int) -> list[int]:
+    """One sequence. Raises ValueError for what are no tokens of this vocabulary."""
+    if isinstance(given, str | bytes):
+        raise ValueError(_is_text(given))
+    one = f"{name.removesuffix('s')} {row}"
+    listed = given.tolist() if hasattr(given, "tolist") else given  # of torch and numpy
     if isinstance(listed, int | float):
-        raise ValueError(f"prompts is one sequence of ids ({listed}, ...); give a list of them: [[{listed}, ...]]")
+        raise ValueError(f"{name} is one sequence of ids ({listed}, ...); give a list of them: [[{listed}, ...]]")
     ids = []
-    for token in _several(f"prompt {row}", listed):
+    for token in _several(one, listed):
         try:
             ids.append(index(token))
         except TypeError:
-            raise ValueError(f"prompt {row} holds {token!r:.40}, which is no token id but must be an integer") from None
+            raise ValueError(f"{one} holds {token!r:.40}, which is no token id but must be an integer") from None
         if isinstance(token, bool):
-            raise ValueError(f"prompt {row} holds {token}, which is no token id; is it a mask?")
+            raise ValueError(f"{one} holds {token}, which is no token id; is it a mask?")
+    if foreign := [token for token in ids if not 0 <= token < vocab_size]:
+        raise ValueError(
+            f"{one} holds token {foreign[0]}, and the vocabulary has {vocab_size}: is this the model's own tokenizer?"
+        )
     return ids
 
 
@@ -86,10 +112,13 @@ def checked_draft(draft: Draft | Decoder | None) -> Draft | None:
     return proposing
 
 
-def check_alone(*, cache: object, draft: object, store: str, codec: str, prefill_chunk: int | None) -> None:
+def check_alone(
+    *, cache: object, history: object, draft: object, store: str, codec: str, prefill_chunk: int | None
+) -> None:
     """Refuse what has nothing to do where nothing is cached."""
     given = {
         "cache": cache is not None,
+        "history": history is not None,
         "draft": draft is not None,
         "store": store != "full",
         "codec": codec != "plain",
@@ -106,10 +135,11 @@ def new_rows(
     *,
     n: int,
     held: Sequence[int],
+    history: Sequence[list[int]],
     eos: tuple[int, ...],
     decode: Decode | None,
 ) -> list[Row]:
-    """n rows per prompt, side by side; held: what the first row of each prompt's holds already."""
+    """n rows per prompt, side by side; held: tokens that the first of them holds already; history: which they are."""
     return [
         Row(
             number=which * n + sample,
@@ -117,8 +147,9 @@ def new_rows(
             which=which,
             sample=sample,
             held=held[which],
+            history=history[which],
             sampling=sampling,
-            watch=stopping.watch(decode, model_eos=eos, prompt_tokens=len(prompt)),
+            watch=stopping.watch(decode, model_eos=eos, prompt_tokens=held[which] + len(prompt)),
         )
         for which, (prompt, sampling, stopping) in enumerate(zip(prompts, samplings, stoppings, strict=True))
         for sample in range(n)

@@ -63,9 +63,8 @@ def draw_rows(probabilities: Tensor, numbers: Sequence[float]) -> list[int]:
     if wrong := [u for u in numbers if not 0 <= u < 1]:
         raise ValueError(f"a draw takes numbers in [0, 1), got {wrong[0]!r}")
     reached = probabilities.cpu().cumsum(-1, dtype=torch.float64)
-    total = reached[:, -1:]
-    wanted = torch.tensor(numbers, dtype=torch.float64)[:, None] * total
+    totals = reached[:, -1].tolist()
     # A product that rounds up to the total, as subnormal ones do, would be exceeded by none.
-    wanted = wanted.minimum(total.nextafter(torch.zeros_like(total)))
-    tokens = torch.searchsorted(reached, wanted, right=True)[:, 0].tolist()
-    return [token if 0 < mass < math.inf else NOTHING for token, mass in zip(tokens, total[:, 0].tolist(), strict=True)]
+    wanted = [[min(u * total, math.nextafter(total, 0.0))] for u, total in zip(numbers, totals, strict=True)]
+    tokens = torch.searchsorted(reached, torch.tensor(wanted, dtype=torch.float64), right=True)[:, 0].tolist()
+    return [token if 0 < total < math.inf else NOTHING for token, total in zip(tokens, totals, strict=True)]

@@ -76,11 +76,15 @@ class Cached:
         limits = [asked, self._chunk, self.cache.most_at_once if self.cache.length(row) else None]
         return min(limit for limit in limits if limit is not None)
 
+    def _alone(self, given: Given) -> bool:
+        """Whether these rows are computed without the others: but on pages, a copy is made then of what they hold."""
+        held = {row for row in range(self.cache.batch) if self.cache.length(row)}
+        more_of_a_prompt = held <= given.keys() and max(map(len, given.values())) > 1
+        return bool(self.cache.pools) or held.isdisjoint(given) or more_of_a_prompt
+
     def _pass(self, given: Given, *, last: bool) -> Tensor:
         batch = range(self.cache.batch)
-        # A step of some rows alone copies what they hold, but on pages, and where they hold nothing.
-        alone = bool(self.cache.pools) or not any(map(self.cache.length, given))
-        rows = list(given) if alone else list(batch)
+        rows = list(given) if self._alone(given) else list(batch)
         ids, counts = padded([given.get(row, ()) for row in rows], self._decoder.device)
         logits: Tensor = self._decoder(
             ids,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -16,6 +17,7 @@ from .asked import (
     check_alone,
     check_cache,
     checked_draft,
+    checked_history,
     checked_prompts,
     new_cache,
     new_rows,
@@ -25,7 +27,7 @@ from .drafts import Draft
 from .feeding import Cached, Feed, Recomputed
 from .picking import log_probabilities, picked
 from .row import Result, Row, Token
-from .sampling import GREEDY, Sampling, broken, broken_message
+from .sampling import GREEDY, Sampling, broken_message
 from .speculative import Speculation
 from .stopping import Stopping
 
@@ -37,6 +39,7 @@ def generate(
     sampling: Sampling | Sequence[Sampling] | None = None,
     stopping: Stopping | Sequence[Stopping] | None = None,
     cache: KVCache | None = None,
+    history: Prompts | None = None,
     n: int = 1,
     draft: Draft | Decoder | None = None,
     decode: Decode | None = None,
@@ -54,6 +57,8 @@ def generate(
     decode: a tokenizer's, for texts, and for stops that look at them.
     cache: appended to when given, n rows per prompt, of which the first alone may hold something already; else one is
     made to fit, with this store and codec.     use_cache: without, all is computed again for every token.
+    history: what the cache that is given holds already, for each prompt the tokens before it (nothing is fed of them):
+    drafts read them, and the penalty counts them; a draft goes without where they are left out.
     prefill_chunk: the most tokens of a prompt that are fed at once; None is all.
     alternatives: how many of the likeliest tokens a result names at each place.
 
@@ -68,6 +73,7 @@ def generate(
         sampling=sampling,
         stopping=stopping,
         cache=cache,
+        history=history,
         n=n,
         draft=draft,
         decode=decode,
@@ -88,6 +94,7 @@ def stream(
     sampling: Sampling | Sequence[Sampling] | None = None,
     stopping: Stopping | Sequence[Stopping] | None = None,
     cache: KVCache | None = None,
+    history: Prompts | None = None,
     n: int = 1,
     draft: Draft | Decoder | None = None,
     decode: Decode | None = None,
@@ -112,10 +119,21 @@ def stream(
         raise ValueError(f"cache ({cache!r:.40}) must be a KVCache, made from the decoder's cache_specs")
     if decode is not None and not callable(decode):
         raise ValueError(f"decode ({decode!r:.40}) must be a function from token ids to text, as a tokenizer's is")
-    held = [cache.length(row) if cache and row < cache.batch else 0 for row in range(0, n * len(asked), n)]
-    rows = new_rows(asked, samplings, stoppings, n=n, held=held, eos=decoder.config.eos_token_ids, decode=decode)
     if not use_cache:
-        check_alone(cache=cache, draft=draft, store=store, codec=codec, prefill_chunk=prefill_chunk)
+        check_alone(cache=cache, history=history, draft=draft, store=store, codec=codec, prefill_chunk=prefill_chunk)
+    held = [cache.length(row) if cache and row < cache.batch else 0 for row in range(0, n * len(asked), n)]
+    before = checked_history(history, held, samplings, decoder.config.vocab_size)
+    rows = new_rows(
+        asked,
+        samplings,
+        stoppings,
+        n=n,
+        held=held,
+        history=before,
+        eos=decoder.config.eos_token_ids,
+        decode=decode,
+    )
+    if not use_cache:
         return _steps(Recomputed(decoder), rows, alternatives, None)
     proposing = checked_draft(draft)
     burst = 1 if proposing is None else proposing.tokens + 1
@@ -175,8 +193,8 @@ def _chosen(rows: Sequence[Row], logits: torch.Tensor, alternatives: int) -> Ite
     logits = logits.float()
     tokens = picked(logits, rows)
     known = log_probabilities(logits, tokens, alternatives)
-    for row, token, (logprob, likeliest), lost in zip(rows, tokens, known, broken(logits).tolist(), strict=True):
-        if lost:
+    for row, token, (logprob, likeliest) in zip(rows, tokens, known, strict=True):
+        if math.isnan(logprob):
             yield row.fail(broken_message(row.number, row.position))
         else:
             yield row.push(token, logprob, likeliest)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .draws import draw_rows
 from .row import Alternatives, Row
-from .sampling import Sampling, penalised, probabilities
+from .sampling import Sampling, candidates, penalised, probabilities
 
 Proposed = Sequence[Sequence[int]]
 """What is taken to follow each row's tokens so far."""
@@ -23,7 +23,10 @@ def picked(logits: Tensor, rows: Sequence[Row], proposed: Proposed | None = None
         if group.sampling.greedy:
             chosen = penalised(group.sampling, group.logits, group.seen).argmax(-1).tolist()
         else:
-            chosen = drawn(probabilities(group.sampling, group.logits, group.seen), group.rows, group.proposed, "draw")
+            scores, ids = candidates(group.sampling, group.logits, group.seen)
+            chosen = drawn(scores.softmax(-1), group.rows, group.proposed, "draw")
+            if ids is not None:
+                chosen = [of[place] for of, place in zip(ids.tolist(), chosen, strict=True)]
         for index, token in zip(group.members, chosen, strict=True):
             tokens[index] = token
     return tokens
@@ -44,17 +47,21 @@ def distributions(logits: Tensor, rows: Sequence[Row], proposed: Proposed) -> Te
 
 
 def log_probabilities(logits: Tensor, tokens: Sequence[int], count: int) -> list[tuple[float, Alternatives]]:
-    """For each row of logits (n, vocab) the log-probability of its token and of its `count` likeliest, by the model."""
-    scores = logits.float()
-    totals = scores.logsumexp(-1)
-    chosen = scores[range(len(tokens)), list(tokens)] - totals
+    """For each row of logits (n, vocab) the log-probability of its token and of its `count` likeliest, by the model.
+
+    NaN for a row that is `broken`.
+    """
+    scores = logits.float().log_softmax(-1)
+    # A row without a distribution has no token.
+    places = torch.tensor(tokens, device=scores.device).clamp(min=0)[:, None]
+    chosen = scores.gather(-1, places)[:, 0].tolist()
     if not count:
-        return [(logprob, ()) for logprob in chosen.tolist()]
+        return [(logprob, ()) for logprob in chosen]
     likeliest = scores.topk(min(count, scores.shape[-1]), -1)
-    alternatives = zip(likeliest.indices.tolist(), (likeliest.values - totals[:, None]).tolist(), strict=True)
+    alternatives = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
     return [
         (logprob, tuple(zip(ids, values, strict=True)))
-        for logprob, (ids, values) in zip(chosen.tolist(), alternatives, strict=True)
+        for logprob, (ids, values) in zip(chosen, alternatives, strict=True)
     ]
 
 

@@ -73,6 +73,7 @@ class Row:
     """The state of one sequence.
 
     held: tokens that its row of the cache holds before the prompt, so that positions are those of the whole sequence.
+    history: these tokens, or nothing where they are not known.
     alike: how its logits are processed, which rows of different seeds have in common.
     """
 
@@ -84,6 +85,7 @@ class Row:
         which: int,
         sample: int,
         held: int,
+        history: Sequence[int],
         sampling: Sampling,
         watch: Watch,
     ) -> None:
@@ -93,7 +95,7 @@ class Row:
         self.watch = watch
         self.prompt = list(prompt)
         self.which, self.sample = which, sample
-        self.held = held
+        self.held, self.history = held, history
         self.error: str | None = None
         self.newest = self.prompt[-1]
         self.rounds: Rounds | None = None
@@ -116,6 +118,11 @@ class Row:
         """Of the next token in its sequence."""
         return self.held + len(self.prompt) + len(self._logprobs)
 
+    @property
+    def ids(self) -> list[int]:
+        """All that is known of its sequence."""
+        return [*self.history, *self.prompt, *self.watch.ids]
+
     def uniform(self, place: int, purpose: str) -> float:
         """A random number for the token `place` after the next one."""
         return draws.uniform(self.sampling.seed, self.sample, self.position + place, purpose)
@@ -125,7 +132,7 @@ class Row:
         if self.sampling.repetition_penalty == 1:
             return None
         if self._seen is None:
-            counted = self.prompt if self.sampling.penalise_prompt else []
+            counted = [*self.history, *self.prompt] if self.sampling.penalise_prompt else []
             self._seen = seen_in([[*counted, *self.watch.ids]], vocab_size, device=device)[0]
         if not proposed:
             return self._seen

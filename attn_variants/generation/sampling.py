@@ -21,6 +21,8 @@ from .draws import LARGEST
 SMALLEST, GREATEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 REGISTERS = 256
 """A multiple of the numbers that any sum over a row takes at once."""
+TIED = 32
+"""So many more than k are looked at, for those that tie with the k-th: in bfloat16 scores often do."""
 RADIX = 32768
 """Numbers from which on torch sorts integers by radix on a CPU: 8 to 14 times faster than floats (measured)."""
 
@@ -81,17 +83,42 @@ def processed(sampling: Sampling, logits: Tensor, seen: Tensor | None = None) ->
     logits: (B, V) of any float; what is -inf in them stays cut.     seen: (B, V) bool, as of `seen_in`; None is none.
     Greedy leaves the one token. A row that is `broken` gives what is no distribution, and does not touch the others.
     """
+    scores, tokens = candidates(sampling, logits, seen)
+    if tokens is None:
+        return scores
+    return torch.full(logits.shape, -math.inf, device=scores.device).scatter_(-1, tokens, scores)
+
+
+def candidates(sampling: Sampling, logits: Tensor, seen: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """`processed` without most of what is cut: scores (B, C), and the tokens (B, C) they are of, ascending.
+
+    None stands for all tokens. A draw from few costs less than one from a whole vocabulary.
+    """
     scores = penalised(sampling, logits, seen)
     if sampling.greedy:
-        return _kept(scores, torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, scores.argmax(-1, True), True))
-    if sampling.temperature != 1:
-        scores = _tempered(scores, sampling.temperature)
+        only = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, scores.argmax(-1, True), True)
+        return _kept(scores, only), None
+    size = scores.shape[-1]
+    if sampling.top_k is not None and sampling.top_k + TIED < size and not sampling.min_p:
+        largest = scores.topk(sampling.top_k + TIED)
+        tokens, order = largest.indices.sort(-1)
+        few = _tempered(largest.values.gather(-1, order), sampling.temperature)
+        kept = _cut(sampling, few, size)
+        # Where the least of them is kept, others that tie with it may be missing.
+        if not (kept == few.amin(-1, True)).any():
+            return kept, tokens
+    return _cut(sampling, _tempered(scores, sampling.temperature), size), None
+
+
+def _cut(sampling: Sampling, scores: Tensor, size: int) -> Tensor:
+    """Top-k, top-p and min-p of all `size` scores, or of the largest, in the order of tokens."""
     largest = None
-    if sampling.top_k is not None and sampling.top_k < scores.shape[-1]:
+    if sampling.top_k is not None and sampling.top_k < size:
         largest = scores.topk(sampling.top_k).values
     if sampling.top_p is not None and sampling.top_p < 1:
         # The largest of the largest are those of all.
-        scores = _largest(scores, *_nucleus(_ascending(scores, largest), sampling.top_p))
+        ascending = _ascending(scores) if largest is None else _behind_others(largest.flip(-1), size)
+        scores = _largest(scores, *_nucleus(ascending, sampling.top_p))
     elif largest is not None:
         scores = _largest(scores, largest.shape[-1], largest[:, -1:])
     if sampling.min_p:
@@ -151,11 +178,13 @@ def broken_message(row: int, position: int) -> str:
 
 def _tempered(scores: Tensor, temperature: float) -> Tensor:
     """Scores over the temperature; where that overflows, those less their largest, which it does not."""
+    if temperature == 1:
+        return scores
     temperature = min(max(temperature, SMALLEST), GREATEST)
     tempered = scores / temperature
-    overflowed = tempered.amax(-1, True).isinf()
-    if not overflowed.any():
+    if math.isfinite(tempered.max()):
         return tempered
+    overflowed = tempered.amax(-1, True).isinf()
     return tempered.where(~overflowed, (scores - scores.amax(-1, True)) / temperature)
 
 
@@ -182,17 +211,20 @@ def _kept(scores: Tensor, kept: Tensor) -> Tensor:
     return scores.where(kept, -math.inf)
 
 
-def _ascending(scores: Tensor, largest: Tensor | None) -> Tensor:
-    """Each row (B, V) sorted, or the largest alone, which are given descending, where all others are cut.
+def _ascending(scores: Tensor) -> Tensor:
+    """Each row (B, V) sorted."""
+    if scores.device.type != "cpu" or scores.shape[-1] < RADIX // 4:
+        return scores.sort(-1).values
+    return torch.stack([_by_radix(row) for row in scores])
+
+
+def _behind_others(ascending: Tensor, size: int) -> Tensor:
+    """The largest of `size` scores, (B, k) sorted, where all others are cut.
 
     Behind as many -inf that they stand at the places in a vector register that they would have in the whole row: then
     their sum, too, is the whole row's to the bit.
     """
-    if largest is not None:
-        return F.pad(largest.flip(-1), ((scores.shape[-1] - largest.shape[-1]) % REGISTERS, 0), value=-math.inf)
-    if scores.device.type != "cpu" or scores.shape[-1] < RADIX // 4:
-        return scores.sort(-1).values
-    return torch.stack([_by_radix(row) for row in scores])
+    return F.pad(ascending, ((size - ascending.shape[-1]) % REGISTERS, 0), value=-math.inf)
 
 
 def _by_radix(row: Tensor) -> Tensor:

@@ -1,4 +1,10 @@
-"""Speculative decoding (arXiv 2211.17192, 2302.01318): a draft proposes tokens, one pass of the model verifies them."""
+"""Speculative decoding (arXiv 2211.17192, 2302.01318): a draft proposes tokens, one pass of the model verifies them.
+
+What is emitted is distributed as without a draft, and greedy is the same, as far as a pass over several tokens computes
+what steps over one do. Two things make it differ by their rounding: in bfloat16 a block's products add up in another
+order, so that logits which nearly tie may turn; and with a codec that codes keys together (KIVI) tokens are coded once
+they are out of a rewind's reach, which hangs on how far a row has been, and so on what was proposed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +35,7 @@ class Speculation:
         for row in rows:
             if row.rounds is None:
                 row.rounds = Rounds()
-                self._drafting.begin(row.number, [*row.prompt, *row.watch.ids])
+                self._drafting.begin(row.number, row.ids)
         proposals = self._drafting.propose(
             {row.number: min(self._most, row.left - 1) for row in rows}, self._pick(rows)
         )

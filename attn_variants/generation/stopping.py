@@ -19,7 +19,8 @@ class Stopping:
     """What ends a sequence: the first of these that holds.
 
     max_new_tokens: the most tokens that are generated; 0 generates none.
-    max_length: the most tokens of prompt and generated text together; a longer prompt gets no new token.
+    max_length: the most tokens of prompt and generated text together, with those that a cache held before; a longer
+        prompt gets no new token.
     eos: one id or several, each of which is then the last of its sequence; None takes the model's own, () none.
     strings: one text or several. They are looked for in the text, not among the ids: across tokens, inside of one,
         never in the prompt.

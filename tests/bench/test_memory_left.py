@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from attn_variants.bench import memory_left as module
-from attn_variants.bench.case import decoder_config
+from attn_variants.bench.case import Sight, decoder_config
 from attn_variants.bench.contest import Case, Settings
 from attn_variants.bench.estimate import Estimate
 from attn_variants.bench.memory_left import memory_left
@@ -48,15 +48,15 @@ def test_a_control_group_that_says_nothing_sets_no_limit(tmp_path):
 
 
 def fits(left: int | None, *, stores: tuple[tuple[str, str], ...] = BOTH, peers: int = 0, compiled: bool = False):
-    """21 slots for a context of 10: 2 * 1 + 1 * 8 + 1 steps; a full store of 5376 bytes and one of 1 + 6 pages."""
+    """18 slots for a context of 10 and a turn of 8 steps: a full store of 4608 bytes and one of 1 + 5 pages of 4."""
     case = Case("tiny", "gqa", GEOMETRY, "float32", 1, 10, stores)
     settings = Settings("cpu", repeats=1, warmup=1, random_cache=True, compiled=compiled)
     return fitting(case, settings, decoder_config("gqa", GEOMETRY).cache_specs, peers, left)
 
 
-FULL, PAGED = 21 * TOKEN, 7 * 4 * TOKEN
-WORKING = 10 * (2 * 2 * 8) * (4 + 4)
-"""Random entries of a layer, drawn in float32 and then rounded: 10 tokens of 32 numbers."""
+FULL, PAGED = 18 * TOKEN, 6 * 4 * TOKEN
+WORKING = 10 * (2 * 2 * 8 * (4 + 8) + 6 * 3 * 8) + 15_000 * (4 + 8)
+"""The step in float64: 10 tokens of 32 numbers and 6 scores, and half of the weights of 2 layers, as is and widened."""
 
 
 def test_what_fits_to_the_byte_is_kept():
@@ -68,18 +68,28 @@ def test_what_fits_to_the_byte_is_kept():
 def test_what_fits_alone_and_not_beside_the_others_is_said_to():
     case, _, refused = fits(WORKING + FULL + PAGED - 1)
     assert case.stores == BOTH[:1]
-    assert refused == {BOTH[1]: "out of memory: needs 7 KiB of 6.999 KiB beside the others; measure it alone"}
+    assert refused == {BOTH[1]: "out of memory: needs 6 KiB of 5.999 KiB beside the others; measure it alone"}
 
 
 def test_what_fits_never_is_given_with_all_it_needs():
     case, _, refused = fits(WORKING + FULL)
     assert case.stores == BOTH[:1]
-    assert refused == {BOTH[1]: "out of memory: needs 9.5 KiB of 7.75 KiB"}
+    # 185,280 and 6,144 bytes, of 4,608.
+    assert refused == {BOTH[1]: "out of memory: needs 186.9 KiB of 185.4 KiB"}
 
 
 def test_compiled_steps_have_a_cache_of_their_own():
     assert fits(WORKING + 2 * FULL, stores=BOTH[:1], compiled=True)[2] == {}
     assert list(fits(WORKING + 2 * FULL - 1, stores=BOTH[:1], compiled=True)[2]) == [BOTH[0]]
+
+
+def test_a_ring_that_goes_back_by_copy_has_room_for_its_copies():
+    """8 slots of a window: one cache in use, one as it was filled, and the next that is made of that."""
+    case = Case("tiny", "gqa", GEOMETRY, "float32", 1, 10, (("ring", "plain"),), Sight(window=8))
+    settings = Settings("cpu", repeats=1, warmup=1, random_cache=True)
+    specs = decoder_config("gqa", GEOMETRY, case.sight).cache_specs
+    assert fitting(case, settings, specs, 0, WORKING + 3 * 8 * TOKEN)[2] == {}
+    assert list(fitting(case, settings, specs, 0, WORKING + 3 * 8 * TOKEN - 1)[2]) == [("ring", "plain")]
 
 
 def test_a_peer_brings_all_its_caches_or_none():
@@ -107,11 +117,11 @@ def test_the_estimate_is_the_model_at_the_pace_of_what_is_done():
     estimate = Estimate(settings, bandwidth=1e6)
     case = Case("tiny", "gqa", GEOMETRY, "float32", 2, 100)
     step = (4 * 1000 + 2 * 100 * TOKEN) / 1e6
-    # 6 warm-up steps, 5 turns of 8, and two looks at the cores per turn.
-    assert estimate.case(case, specs, 1000) == pytest.approx(46 * step + 10 * 0.05)
+    # 6 warm-up steps, 5 turns of 8, and two looks at the cores per turn; in the second seat one turn more.
+    assert estimate.case(case, specs, 1000) == pytest.approx(94 * step + 10 * 0.05)
     # A prompt of 2 x 100 tokens at 1e7 operations a second, 5 times.
     prompted = Estimate(replace(settings, random_cache=False), bandwidth=1e6).case(case, specs, 1000)
-    assert prompted == pytest.approx(46 * step + 10 * 0.05 + 5 * 2 * 1000 * 200 / 1e7)
+    assert prompted == pytest.approx(94 * step + 10 * 0.05 + 5 * 2 * 1000 * 200 / 1e7)
     assert estimate.left([1.0, 2.0]) is None
     estimate.done(2.0, 5.0)
     estimate.done(2.0, 3.0)

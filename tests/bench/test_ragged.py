@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from attn_variants.bench import contestants
+from attn_variants.bench import passes as passes_module
 from attn_variants.bench import throughput as module
 from attn_variants.bench.batch_spec import BatchSpec
 from attn_variants.bench.case import Sight, decoder_config, random_decoder
@@ -23,8 +23,9 @@ TOKEN = 2 * 2 * 2 * 8 * 4
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ceiling that need not be measured."""
+    """Ceilings that need not be measured."""
     monkeypatch.setattr(module, "read_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(module, "matmul_rates", lambda device, dtype: {dtype: 1e10})
 
 
 def report(spec: BatchSpec = SPEC, variant: str = "gqa", sight: Sight | None = None, **settings: Any) -> Any:
@@ -46,8 +47,8 @@ def report(spec: BatchSpec = SPEC, variant: str = "gqa", sight: Sight | None = N
 @pytest.mark.parametrize("passes", [16384, 8])
 def test_every_row_computes_what_it_does_alone(store, codec, sight, passes, monkeypatch):
     """In one pass, and in several whose later ones bring 4 tokens to a row."""
-    monkeypatch.setattr(contestants, "PASS_TOKENS", passes)
-    monkeypatch.setattr(contestants, "PASS_MASK", 40 * 4)
+    monkeypatch.setattr(passes_module, "PASS_TOKENS", passes)
+    monkeypatch.setattr(passes_module, "PASS_MASK", 40 * 4)
     decoder = random_decoder(decoder_config("gqa", GEOMETRY, sight), dtype="float32", device="cpu", seed=1)
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(GEOMETRY.vocab_size, (3, 30), generator=generator)
@@ -95,9 +96,9 @@ def test_bytes_are_those_of_the_rows_lengths():
     prefill, full, _, paged = report(stores=(("full", "plain"), ("paged:4", "plain"))).rows
     assert (full["batch_spec"], full["batch"], full["context"]) == ("2x5+1x30", 3, 30)
     assert full["cache_bytes_read"] == paged["cache_bytes_read"] == TOKEN * (5 + 5 + 30)
-    # 2 * 1 + 2 * 8 + 1 tokens to come: each row has 49 slots of a full store; 6, 6 and 13 pages of 4, and page 0.
-    assert full["cache_bytes"] == TOKEN * 3 * 49
-    assert paged["cache_bytes"] == TOKEN * 4 * (6 + 6 + 13 + 1)
+    # 8 tokens to come: each row has 38 slots of a full store; 4, 4 and 10 pages of 4, and page 0.
+    assert full["cache_bytes"] == TOKEN * 3 * 38
+    assert paged["cache_bytes"] == TOKEN * 4 * (4 + 4 + 10 + 1)
     # A prefill takes in 40 tokens, not the 90 that padding would make of them.
     assert prefill["tokens_per_s"] * prefill["ms_p50"] / 1e3 == pytest.approx(40)
     assert full["tokens_per_s"] * full["ms_p50"] / 1e3 == pytest.approx(3)
@@ -107,7 +108,8 @@ def test_bytes_are_those_of_the_rows_lengths():
 
 def test_what_a_window_passes_over_is_not_counted():
     _, row = report(sight=Sight(window=8), stores=(("ring", "plain"),)).rows
-    assert row["cache_bytes_read"] == TOKEN * (5 + 5 + 8)
+    # The token itself is one of the window's 8, and is not read.
+    assert row["cache_bytes_read"] == TOKEN * (5 + 5 + 7)
 
 
 @pytest.mark.parametrize("variant", ["mla", "mqa"])

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from attn_variants.bench import throughput as module
+from attn_variants.bench.agreement import Agreement
 from attn_variants.bench.cli import main
 from attn_variants.bench.contest import contest
 
@@ -38,15 +39,17 @@ def hanging(*given):
     return contest(*given)
 
 throughput.contest, throughput.read_bandwidth = hanging, lambda device: 1e9
+throughput.matmul_rates = lambda device, dtype: {dtype: 1e10}
 sys.exit(main(sys.argv[1:]))
 """
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A ceiling that need not be measured; the threads of other tests are left as they were."""
+    """Ceilings that need not be measured; the threads of other tests are left as they were."""
     threads = torch.get_num_threads()
     monkeypatch.setattr(module, "read_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(module, "matmul_rates", lambda device, dtype: {dtype: 1e10})
     yield
     torch.set_num_threads(threads)
 
@@ -254,7 +257,7 @@ def test_other_errors_are_not_taken_for_it(tmp_path, monkeypatch):
 
 def test_a_check_that_failed_fails_the_resumed_run_too(tmp_path, monkeypatch, capsys):
     path, lists = tmp_path / "sweep.jsonl", ["--variant", "gqa", "--batch-spec", "1x4"]
-    monkeypatch.setattr(module, "_disagreements", lambda *given: ["gqa computes other logits"])
+    monkeypatch.setattr(Agreement, "judge", lambda *given: ["gqa computes other logits"])
     assert sweep(path, lists=lists) == 1
     monkeypatch.undo()
     capsys.readouterr()
@@ -281,7 +284,7 @@ def test_progress_says_how_long_it_still_takes(tmp_path, capsys, monkeypatch):
         (["--resume", "--output", "a.json"], "--resume goes on with a record of one line per row"),
         (["--output", "a.jsonl", "--format", "json"], "--format json and --output a.jsonl exclude each other"),
         (["--output", "a.jsonl", "--output", "b.jsonl"], "one .jsonl is written while measuring; give one"),
-        (["--context", "2147483647"], "context 2147483647 and 47 steps more are beyond the 2147483647 tokens"),
+        (["--context", "2147483647"], "context 2147483647 and 8 steps more are beyond the 2147483647 tokens"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(words, said, capsys, tmp_path, monkeypatch):

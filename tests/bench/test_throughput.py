@@ -1,6 +1,7 @@
 """Speeds are recorded with all that is needed to recompute them. No test looks at how fast anything was."""
 
 import json
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,16 +15,20 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from attn_variants import VARIANTS, Decoder
+from attn_variants.attend import BACKENDS
+from attn_variants.backends.request import Request
 from attn_variants.bench import contest as contest_module
-from attn_variants.bench import contestants
+from attn_variants.bench import passes, throughput_rows
 from attn_variants.bench import throughput as module
 from attn_variants.bench.case import PRESET_GEOMETRIES, Sight, decoder_config, random_decoder
 from attn_variants.bench.cli import main
 from attn_variants.bench.contest import Case, Settings
-from attn_variants.bench.contestants import Compiled, Ours, Transformers
+from attn_variants.bench.contestants import Compiled, Ours
+from attn_variants.bench.limits import weight_bytes_read
 from attn_variants.bench.measure import Quiet, Timings, largest_allocation, quantile
-from attn_variants.bench.peers import transformers_twin
-from attn_variants.bench.throughput import throughput_report, weight_bytes_read
+from attn_variants.bench.peers import Transformers, transformers_twin
+from attn_variants.bench.tables import as_text
+from attn_variants.bench.throughput import throughput_report
 from attn_variants.cache.quantize import ByEntry
 from tests import tiny
 
@@ -37,7 +42,7 @@ SIZES = [
 FIELDS = {
     *("subject", "variant", "peer", "store", "codec", "dtype", "device", "threads", "batch", "context", "phase"),
     *("tokens_per_s", "ms_p50", "ms_p95", "samples", "cache_bytes", "weight_bytes", "read_bandwidth"),
-    *("fraction_of_limit", "cpu_over_wall", "unquiet"),
+    *("fraction_of_limit", "cpu_over_wall", "unquiet", "load_average", "matmul_rate", "operator_limit_ms", "noise"),
 }
 
 
@@ -45,6 +50,7 @@ FIELDS = {
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ceiling that need not be measured over a gigabyte each time."""
     monkeypatch.setattr(module, "read_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(module, "matmul_rates", lambda device, dtype: {dtype: 1e10, "float32": 1e11})
 
 
 def report(variant: str = "gqa", *, contexts: tuple[int, ...] = (20,), batch: int = 2, **settings: Any) -> Any:
@@ -66,6 +72,36 @@ def test_a_record_holds_every_sample_and_its_figures_follow_from_them():
     assert decode["phase"] == "decode"
     assert len(decode["samples"]) == 2 * contest_module.TURN_STEPS
     assert len(prefill["samples"]) == 2
+    assert decode["turns"] == [contest_module.TURN_STEPS] * 2
+    assert prefill["turns"] == [1, 1]
+    # Two turns are too few for an interval, and sixteen steps for a 99th percentile.
+    assert decode["ms_p50_interval"] is decode["ms_p99"] is None
+    assert prefill["noise"] is None
+
+
+def test_an_interval_and_the_noise_can_be_worked_out_again_from_the_record():
+    _, row = report(batch=1, repeats=6).rows
+    steps = contest_module.TURN_STEPS
+    turns = [statistics.median(row["samples"][start : start + steps]) for start in range(0, 6 * steps, steps)]
+    assert row["ms_p50_interval"] == [min(turns), max(turns)]
+    ratio = row["ms_p50"] / statistics.median(row["noise_samples"])
+    assert row["noise"] == pytest.approx(max(ratio, 1 / ratio) - 1)
+    assert len(row["noise_samples"]) == 6 * steps
+    assert row["noise_cache"] == "own"
+
+
+def test_where_memory_is_short_both_seats_take_turns_on_one_cache(monkeypatch):
+    monkeypatch.setattr(contest_module, "memory_left", lambda device: 1000)
+    found = report()
+    assert found.failures == []
+    assert found.rows[1]["noise_cache"] == "same"
+    assert len(found.rows[1]["noise_samples"]) == len(found.rows[1]["samples"])
+
+
+def test_a_thousand_steps_have_a_99th_percentile(monkeypatch):
+    monkeypatch.setattr(throughput_rows, "FOR_P99", 16)
+    row = report().rows[1]
+    assert row["ms_p99"] == quantile(row["samples"], 0.99)
 
 
 def test_the_fraction_of_the_limit_can_be_worked_out_again_from_the_record():
@@ -75,6 +111,11 @@ def test_the_fraction_of_the_limit_can_be_worked_out_again_from_the_record():
     seconds = row["ms_p50"] / 1e3
     read = row["weight_bytes"] + row["cache_bytes_read"]
     assert row["fraction_of_limit"] == pytest.approx(read / row["read_bandwidth"] / seconds)
+    assert row["limit_ms"] == pytest.approx(read / row["read_bandwidth"] * 1e3)
+    assert row["operator_limit_ms"] >= row["limit_ms"]
+    assert row["fraction_of_operator_limit"] == pytest.approx(row["operator_limit_ms"] / row["ms_p50"])
+    # What is possible in a dtype is the larger rate.
+    assert row["matmul_rate"] == row["matmul_rates"]["float32"]
 
 
 def test_weights_that_a_step_reads_leave_out_the_embedding_but_for_its_tokens_rows():
@@ -88,21 +129,43 @@ def test_weights_that_a_step_reads_leave_out_the_embedding_but_for_its_tokens_ro
     assert weight_bytes_read(tied, batch=3) == 2 * (layers + vocab * hidden)
 
 
-def test_the_cache_holds_the_context_before_the_first_timed_step(monkeypatch):
-    held = []
+STORES = [("full", "plain"), ("ring", "plain"), ("paged:4", "plain"), ("full", "int8-kivi"), ("ring", "int8-kivi")]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_every_step_is_timed_near_the_context(monkeypatch, store):
+    held: dict[int, list[int]] = {}
     time = Timings.time
 
     def recorded(timings: Timings, device: str, work: Any) -> float:
         owner = getattr(work, "__self__", None)
         if isinstance(owner, contest_module.Measured):
-            held.append(int(owner.contestant._cache.lengths[0]))
+            held.setdefault(id(owner), []).append(int(owner.contestant._cache.lengths[0]))
         return time(timings, device, work)
 
     monkeypatch.setattr(Timings, "time", recorded)
-    rows = report(contexts=(30,), repeats=1, warmup=2).rows
-    # Warm-up goes on from the context, and the timed steps from there.
-    assert held == list(range(30, 30 + 4 + contest_module.TURN_STEPS))
-    assert rows[1]["cache_bytes"] == 2 * 2 * 2 * 8 * 4 * 2 * (30 + 2 * 2 + contest_module.TURN_STEPS + 1)
+    report(contexts=(50,), repeats=3, warmup=5, stores=(store,), sight=Sight(window=8))
+    turn = list(range(50, 50 + contest_module.TURN_STEPS))
+    first, second = held.values()
+    # Warm-up of ten steps, then three turns; the other seat's three turns.
+    assert first == turn + turn[:2] + 3 * turn
+    assert second == 3 * turn
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("sight", [Sight(), Sight(window=8)])
+def test_transformers_takes_its_steps_back(cache, sight):
+    pytest.importorskip("transformers")
+    decoder = random_decoder(decoder_config("gqa", GEOMETRY, sight), dtype="float32", device="cpu", seed=1)
+    contestant = Transformers(transformers_twin(decoder), cache=cache, capacity=24)
+    ids = torch.randint(GEOMETRY.vocab_size, (2, 20))
+    with torch.inference_mode():
+        contestant.prefill(ids[:, :16])
+        turns = []
+        for _ in range(2):
+            turns.append(torch.cat([contestant.decode(ids[:, at : at + 1]) for at in range(16, 20)]))
+            contestant.rewind(4)
+    assert torch.equal(*turns)
 
 
 @pytest.mark.parametrize("variant", ["gqa", "mla"])
@@ -284,15 +347,15 @@ def test_every_compiled_case_is_compiled(monkeypatch):
 
 def test_a_long_prompt_goes_through_in_passes_whose_masks_are_bounded(monkeypatch):
     """Two rows of 50: 20 tokens in the first pass, then as many as have no more than 300 entries of a mask."""
-    monkeypatch.setattr(contestants, "PASS_TOKENS", 20)
-    monkeypatch.setattr(contestants, "PASS_MASK", 300)
+    monkeypatch.setattr(passes, "PASS_TOKENS", 20)
+    monkeypatch.setattr(passes, "PASS_MASK", 300)
     ids, seen = torch.arange(100).view(2, 50), []
 
     def forward(piece):
         seen.append(piece)
         return piece[:, -1:]
 
-    assert contestants.in_passes(forward, ids, 50).tolist() == [[49], [99]]
+    assert passes.in_passes(forward, ids, 50).tolist() == [[49], [99]]
     assert torch.equal(torch.cat(seen, dim=1), ids)
     assert [piece.shape[1] for piece in seen] == [10] + [3] * 13 + [1]
 
@@ -311,9 +374,9 @@ def test_stores_of_one_decoder_take_turns_and_are_compared_with_the_full_one():
     assert full["over_full"] is None
     for row in (paged, coded):
         assert row["over_full"] == pytest.approx(row["ms_p50"] / full["ms_p50"])
-    # 20 tokens, 2 * 1 + 2 * 8 + 1 to come: 10 pages for each of 2 rows, twice, and page 0; 2 layers, k and v, 2 heads.
-    assert paged["cache_bytes"] == 2 * 2 * 2 * 8 * 4 * 4 * (2 * 2 * 10 + 1)
-    assert coded["cache_bytes"] == 2 * 2 * 2 * (8 + 2) * 2 * 39
+    # 20 tokens and a turn of 8 to come: 7 pages for each of 2 rows, twice, and page 0; 2 layers, k and v, 2 heads.
+    assert paged["cache_bytes"] == 2 * 2 * 2 * 8 * 4 * 4 * (2 * 2 * 7 + 1)
+    assert coded["cache_bytes"] == 2 * 2 * 2 * (8 + 2) * 2 * 28
     assert "step / full's" in [column.heading for column in found.tables[0].columns]
     assert "step / full's" not in [column.heading for column in report().tables[0].columns]
 
@@ -330,24 +393,57 @@ def test_a_shuffled_pool_is_not_read_in_the_order_of_its_memory():
 
 
 def test_a_window_is_measured_on_a_ring_and_over_passes(monkeypatch):
-    monkeypatch.setattr(contestants, "PASS_TOKENS", 16)
-    monkeypatch.setattr(contestants, "PASS_MASK", 200)
+    monkeypatch.setattr(passes, "PASS_TOKENS", 16)
+    monkeypatch.setattr(passes, "PASS_MASK", 200)
     found = report(batch=1, contexts=(30,), sight=Sight(window=8), stores=(("full", "plain"), ("ring", "plain")))
     assert found.failures == []
     full, ring = found.rows[1::2]
     assert full["sees"] == ring["sees"] == "window 8"
-    # A later pass brings 200 / 49 = 4 tokens to a warm row: a window and three more.
-    assert ring["cache_bytes"] == 2 * 2 * 2 * 8 * 4 * (8 + 4 - 1)
-    assert full["cache_bytes"] == 2 * 2 * 2 * 8 * 4 * 49
+    # A later pass brings 200 / 38 = 5 tokens to a warm row: a window and four more.
+    assert ring["cache_bytes"] == 2 * 2 * 2 * 8 * 4 * (8 + 5 - 1)
+    assert full["cache_bytes"] == 2 * 2 * 2 * 8 * 4 * 38
     assert "sees window 8" in found.tables[0].title
 
 
-def test_a_store_that_computes_something_else_fails_the_run(monkeypatch):
+@pytest.mark.parametrize("random_cache", [False, True])
+def test_a_store_that_computes_something_else_fails_the_run(monkeypatch, random_cache):
     decode = ByEntry.decode
     monkeypatch.setattr(ByEntry, "decode", lambda *given: decode(*given).flip(-1))
-    monkeypatch.setattr(contestants, "PASS_TOKENS", 16)
-    stores = (("full", "plain"), ("full", "int4"))
-    assert any("full int4" in failure for failure in report(stores=stores, batch=1).failures)
+    found = report(stores=(("full", "plain"), ("full", "int4")), batch=1, random_cache=random_cache)
+    (failure,) = found.failures
+    assert "eager, full int4) is off the float64 reference by" in failure
+    assert [row["wrong"] for row in found.rows if row["phase"] == "decode"] == [False, True]
+    assert "WRONG" in as_text(found.tables)
+    assert "WRONG" not in as_text(report().tables).replace("WRONG: nor", "")
+
+
+def test_what_goes_wrong_only_at_a_long_context_is_seen_too(monkeypatch):
+    compute = BACKENDS["sdpa"][1]
+
+    def forgetful(request: Request) -> Tensor:
+        out = compute(request)
+        return out.flip(1) if request.view.plan.limit > 40 and request.q.shape[2] == 1 else out
+
+    monkeypatch.setitem(BACKENDS, "sdpa", (BACKENDS["sdpa"][0], forgetful))
+    assert report(contexts=(20,)).failures == []
+    (failure,) = report(contexts=(60,)).failures
+    assert "context 60" in failure
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_reference_of_a_step_is_what_ours_computes(variant, store):
+    decoder = random_decoder(decoder_config(variant, GEOMETRY, Sight(window=8)), dtype="float32", device="cpu", seed=1)
+    ids = torch.randint(GEOMETRY.vocab_size, (2, 20))
+    ours = Ours(decoder, batch=2, capacity=24, store=store[0], codec=store[1], rewinds=4)
+    with torch.inference_mode():
+        ours.prefill(ids)
+        given = ours.decode(ids[:, :1])
+        ours.rewind(1)
+        before = ours.reference(ids[:, :1])
+        assert tiny.error(given.double(), before) < 1e-5
+        # Nothing was appended.
+        assert torch.equal(ours.decode(ids[:, :1]), given)
 
 
 def test_a_pool_without_pages_cannot_be_shuffled(capsys):
