@@ -207,9 +207,12 @@ def test_memory_that_does_not_suffice_is_a_row_and_the_sweep_goes_on(tmp_path, c
         *(("1x1000m", "full", False), ("1x1000m", "paged:4", False)),
         *(("3x4", "full", True), ("3x4", "paged:4", True)),
     ]
-    # 1000 Mi tokens of 2 heads x 8 numbers x 4 bytes, of keys and of values: 125 GiB in either store, and a pass.
-    assert all(row["error"].startswith("out of memory: needs 1") for row in rows[2:4])
+    # 1000 Mi tokens of 2 heads x 8 numbers x 4 bytes, of keys and of values: 125 GiB in either store; in float64, with
+    # what is stored and 6 scores three times, 515.6 GiB; and their ids.
+    assert all(row["error"].startswith("out of memory: needs 648.4 GiB of ") for row in rows[2:4])
     assert {row["tokens_per_s"] for row in rows[2:4]} == {None}
+    # Its fields are those of the other rows.
+    assert [list(row) for row in rows[2:4]] == [list(rows[0])] * 2
     shown = capsys.readouterr().out
     assert "out of" in shown
     assert "needs" in shown
@@ -257,7 +260,8 @@ def test_other_errors_are_not_taken_for_it(tmp_path, monkeypatch):
 
 def test_a_check_that_failed_fails_the_resumed_run_too(tmp_path, monkeypatch, capsys):
     path, lists = tmp_path / "sweep.jsonl", ["--variant", "gqa", "--batch-spec", "1x4"]
-    monkeypatch.setattr(Agreement, "judge", lambda *given: ["gqa computes other logits"])
+    judge = Agreement.judge
+    monkeypatch.setattr(Agreement, "judge", lambda *given: [*judge(*given), "gqa computes other logits"])
     assert sweep(path, lists=lists) == 1
     monkeypatch.undo()
     capsys.readouterr()
