@@ -12,6 +12,9 @@ import regex
 REGEX_SECONDS = 1.0
 """The longest that one search of one regular expression may take."""
 
+SEARCH_PLACE = regex.compile(r"(?<!\\)(?:\\\\)*(\\[KG])")
+"""What sets a match's start apart from where it was found, and what is true only where a search begins."""
+
 Pattern: TypeAlias = regex.Pattern[str]
 AnyPattern: TypeAlias = str | regex.Pattern[str] | re.Pattern[str]
 
@@ -129,7 +132,8 @@ def stop_strings(strings: str | Iterable[str]) -> tuple[str, ...]:
 def stop_patterns(patterns: AnyPattern | Iterable[AnyPattern]) -> tuple[Pattern, ...]:
     """One regular expression or several, compiled or not.
 
-    Raises ValueError for one that is invalid, that matches the empty text or that searches backwards.
+    Raises ValueError for one that is invalid, that matches the empty text, that searches backwards or that hangs on
+    where a search begins.
     """
     return tuple(map(_compiled, _several("regex", patterns, str, regex.Pattern, re.Pattern)))
 
@@ -146,6 +150,11 @@ def _compiled(pattern: AnyPattern) -> Pattern:
         raise ValueError(f"regex {source!r} is invalid: {error}") from error
     if compiled.flags & regex.REVERSE:
         raise ValueError(f"regex {source!r} searches backwards, from an end that a growing text does not have yet")
+    if hung := SEARCH_PLACE.search(compiled.pattern):
+        raise ValueError(
+            f"regex {source!r} hangs on where a search begins, by {hung[1]}, and a growing text is searched again from "
+            "other places; a lookbehind does not: (?<=...)"
+        )
     if compiled.search(""):
         raise ValueError(f"regex {source!r} matches the empty text, so it would end every sequence at its start")
     return compiled

@@ -17,7 +17,7 @@ class Detokenizer:
     A token's text hangs on its neighbours: a character may be spread over several, words are joined by spaces and the
     space before the first is dropped. So an id is decoded together with those of the piece before it, and the piece is
     what they have more than these alone: a cost per id that does not grow with the sequence. U+FFFD at the end may be
-    the front of a character; it waits for the next id, or for the flush.
+    the front of a character; it alone waits for the next id, or for the flush.
 
     decode: ids to text, as a tokenizer does it. Where more ids change the text of earlier ones, other than a U+FFFD
         at its end, what was given stays as it was. A decoder with byte fallback does so when a wrong byte follows right
@@ -28,7 +28,7 @@ class Detokenizer:
         self._decode = decode
         self._ids: list[int] = []  # those of the piece before, then those that wait
         self._read = 0  # how many of them have been given
-        self._given = ""  # the text of these alone
+        self._given = ""  # the text of these alone, and what else has been given of those that wait
 
     def push(self, id: int) -> str:
         """The text that has become whole with `id`; often a word, sometimes none."""
@@ -39,8 +39,12 @@ class Detokenizer:
             if waits:
                 self._forget(text)
             return ""
-        if not text.endswith(REPLACEMENT):
+        whole = text.rstrip(REPLACEMENT)
+        if whole == text:
             return self._give(len(self._ids), text)
+        if len(whole) > len(self._given):
+            piece, self._given = whole[len(self._given) :], whole
+            return piece
         return self._give_front(text) if waits else ""
 
     def flush(self) -> str:

@@ -376,12 +376,23 @@ def test_a_closing_bracket_is_where_it_is_in_the_whole_text(text, sizes):
         ({"regex": [7]}, r"regex 7 must be text"),
         ({"regex": 7}, r"regex \(7\) must be one text or several"),
         ({"regex": "(?r)ab"}, r"regex '\(\?r\)ab' searches backwards"),
+        # Token by token they were missed: a search goes on from behind what they need to see.
+        ({"regex": r"foo\Kbar"}, r"regex 'foo.*' hangs on where a search begins, by .K, .*a lookbehind does not"),
+        ({"regex": r"\\\Gb"}, r"hangs on where a search begins, by .G"),
         ({"unit": "jsn"}, r"unknown unit 'jsn'.*json.*\(known: json, bracket\)"),
     ],
 )
 def test_a_stop_that_cannot_be_meant_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Stopping(**arguments)
+
+
+def test_what_a_lookbehind_sees_may_have_been_shown_and_a_lookahead_waits():
+    assert ended(list("a foobar"), Stopping(regex=r"(?<=foo)bar")) == (8, "regex", "a foo", "bar")
+    assert ended(list("ab\n\ncd"), Stopping(regex=r"(?<=\n\n)")) == (4, "regex", "ab\n\n", "")
+    assert ended(list("foo foobar"), Stopping(regex=r"foo(?=bar)")) == (10, "regex", "foo ", "foo")
+    # An escaped backslash before a K is no \K.
+    assert ended(["\\", "K"], Stopping(regex=r"\\K")) == (2, "regex", "", "\\K")
 
 
 @pytest.mark.parametrize("arguments", [{"strings": "a"}, {"regex": "a"}, {"unit": "json"}])

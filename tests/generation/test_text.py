@@ -188,6 +188,15 @@ def test_no_half_of_a_character_is_given():
     assert pieces(tokenizer.decode, [first]) == ["", "�"]
 
 
+def test_what_stands_before_half_of_a_character_in_its_own_token_does_not_wait():
+    """A stop string there is found with this token: transformers, which matches bytes, ends at it too."""
+    vocab = {0: b"a", 1: b"b \xf0\x9f", 2: b"\x99\x82c\xe2", 3: b"\x80", 4: b"\x94"}
+    decode = lambda ids: b"".join(map(vocab.get, ids)).decode(errors="replace")  # noqa: E731
+    assert pieces(decode, [0, 1, 2, 3, 4, 0]) == ["a", "b ", "🙂c", "", "—", "a", ""]
+    assert pieces(decode, [1, 1, 0]) == ["b ", "�b ", "�a", ""]
+    assert pieces(decode, [1]) == ["b ", "�"]
+
+
 def test_a_replacement_character_that_was_written_is_text():
     tokenizer = KINDS["llama"]
     word, written = (tokenizer.backend.token_to_id(text) for text in ("he", "�"))
