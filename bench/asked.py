@@ -17,11 +17,14 @@ from attn_variants.config import Geometry
 from attn_variants.dtypes import canonical_dtype
 from attn_variants.registry import VARIANTS, variant_named
 
+from .batch_spec import BatchSpec, batch_specs
 from .case import Sight, decoder_config
-from .options import Common, Sizing, Stored, listed, require_positive, sized
+from .options import Common, Sizing, Stored, given, listed, numbered, require_positive, sized
 from .results import require_writable
 
 if TYPE_CHECKING:
+    import typer
+
     from .fitting import Question
 
 
@@ -70,6 +73,32 @@ def storable(
         except ValueError as error:
             raise ValueError(f"{variant}: {error}") from None
     return stores, list(dict.fromkeys(codecs))
+
+
+def batches_asked(
+    context: typer.Context, specs: Sequence[str] | None, batches: Sequence[str] | None, contexts: Sequence[str] | None
+) -> list[BatchSpec]:
+    """The batches of --batch-spec, or every --batch at every --context; not both."""
+    if specs is None:
+        tokens = numbered("--context", contexts or ["512", "2048"])
+        return [BatchSpec(((rows, each),)) for rows in numbered("--batch", batches or ["1"]) for each in tokens]
+    if both := given(context, "batch", "context"):
+        raise ValueError(f"--batch-spec says what {' and '.join(both)} would; give one or the other")
+    return batch_specs("--batch-spec", specs)
+
+
+def growing(common: Common, *, resume: bool) -> Path | None:
+    """The output that gets each case's lines when they are measured: the `.jsonl`, if there is one."""
+    lines = [path for path in common.output or () if path.suffix == ".jsonl"]
+    if resume and not lines:
+        raise ValueError("--resume goes on with a record of one line per row; name it with --output FILE.jsonl")
+    if len(lines) > 1:
+        raise ValueError(f"--output {', '.join(map(str, lines))}: one .jsonl is written while measuring; give one")
+    if lines and common.format is not None:
+        raise ValueError(
+            f"--format {common.format} and --output {lines[0]} exclude each other: the suffix .jsonl is the format"
+        )
+    return lines[0] if lines else None
 
 
 def dtypes_named(values: Sequence[str]) -> list[str]:

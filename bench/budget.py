@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from attn_variants.cache.accounting import cache_bytes
 from attn_variants.cache.budgets import largest
-from attn_variants.cache.layouts import kind_of, layout_named
-from attn_variants.cache.paged import Paged
-from attn_variants.cache.quantize import codec_named
 from attn_variants.contract import CacheSpec
 
+from .batch_spec import BatchSpec
+from .cache_sizes import cache_sizes
 from .case import decoder_config
 from .contest import TURN_STEPS, Case, Settings, capacity_for
-from .contestants import burst_for
 from .results import Row
 from .tables import Column, Table, exact, figure, folded, size
 
@@ -62,21 +59,18 @@ class Reserved:
 
     def bytes(self, batch: int, burst: int | None = None) -> int:
         """Of so many sequences. burst: as in `KVCache`; None is what a prompt's passes take."""
-        if burst is None:
-            options: dict[str, Any] = {"static": self.static, "rewinds": self.rewinds}
-            burst = burst_for(self.specs, self.store, batch, self.capacity, **options)
-        sizes = {"batch": batch, "capacity": self.capacity, "burst": burst}
-        pages = self._pages(batch, burst) if self.shuffled else None
-        return cache_bytes(self.specs, **sizes, store=self.store, codec=self.codec, dtype=self.dtype, pages=pages)
-
-    def _pages(self, batch: int, burst: int) -> int | None:
-        """Twice as many as all rows can need, where there are any."""
-        sizes: dict[str, Any] = {"batch": batch, "capacity": self.capacity, "burst": burst}
-        sizes["together"] = codec_named(self.codec).together
-        kinds = {kind_of(spec): spec for spec in self.specs}
-        layouts = [layout_named(self.store, spec, **sizes) for spec in kinds.values()]
-        totals = [layout.pool.total for layout in layouts if isinstance(layout, Paged)]
-        return 2 * max(totals) if totals else None
+        sizes = cache_sizes(
+            self.specs,
+            BatchSpec(((batch, self.capacity),)),
+            self.capacity,
+            store=self.store,
+            codec=self.codec,
+            static=self.static,
+            shuffled=self.shuffled,
+            rewinds=self.rewinds,
+            burst=burst,
+        )
+        return cache_bytes(self.specs, **sizes, dtype=self.dtype)
 
     def largest_batch(self, budget: int) -> int:
         """The most sequences that fit, 0 if none does."""
@@ -131,7 +125,8 @@ def _reserved(case: Case, held: tuple[str, str], settings: Settings) -> Reserved
 
 
 def equal_memory(lines: Sequence[Row]) -> Table:
-    """Decode tokens/s of caches that take equally much, beside how many sequences that is."""
+    """Decode tokens/s of caches that take equally much, beside how many sequences that is; without rows of an error."""
+    lines = [line for line in lines if not line.get("error")]
     fewest: dict[tuple[object, ...], Row] = {}
     for line in sorted(lines, key=lambda line: line["batch"]):
         fewest.setdefault(_compared(line), line)

@@ -22,7 +22,17 @@ from attn_variants.config import Geometry
 from attn_variants.dtypes import canonical_dtype
 from attn_variants.registry import VARIANTS
 
-from .asked import buildable, dtypes_named, question, read_text, require_ready, storable, variants_named
+from .asked import (
+    batches_asked,
+    buildable,
+    dtypes_named,
+    growing,
+    question,
+    read_text,
+    require_ready,
+    storable,
+    variants_named,
+)
 from .canvas import require_drawable
 from .case import (
     LLAMA_3_8B,
@@ -36,7 +46,8 @@ from .case import (
     variant_subject,
 )
 from .generate_flags import Drawing, Ending, How, Prompting
-from .options import Common, Sizing, Stored, Written, given, listed, numbered, require_positive, sized, spread
+from .memory_left import out_of_memory
+from .options import Common, Sizing, Stored, Written, given, listed, require_positive, sized, spread
 from .results import Report, deliver, environment, to_stdout
 from .tables import as_text
 
@@ -215,6 +226,10 @@ def throughput(
         list[str] | None, typer.Option(help=f"Tokens cached before the first step, {SEVERAL}.", show_default="512,2048")
     ] = None,
     batch: Annotated[list[str] | None, typer.Option(help=f"Batch sizes, {SEVERAL}.", show_default="1")] = None,
+    batch_spec: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Instead of both: 4x8k is 4 sequences of 8192 tokens, 32x1k+1x32k a ragged 33; {SEVERAL}."),
+    ] = None,
     budget: Annotated[
         str | None,
         typer.Option(help="Bytes of cache, weights aside, as 512MiB: each is measured at the largest batch that fits."),
@@ -231,16 +246,22 @@ def throughput(
     ] = False,
     repeats: Annotated[int, typer.Option(help="Turns of each contestant; below 6 there is no interval.")] = 6,
     warmup: Annotated[int, typer.Option(help="Untimed steps before them.")] = 3,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what --output FILE.jsonl holds, or begin it.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="A folder for pictures of what was measured, as SVG.")] = None,
 ) -> None:
     """How fast? Prefill and decode at a context that is really cached, beside what memory allows.
 
-    Stores and codecs of one decoder take turns, so that their steps can be compared.
+    Stores and codecs of one decoder take turns, so that their steps can be compared. With --output FILE.jsonl each case
+    is on the disk when it is measured. What memory does not hold is a row that says so, and exit code 1 if all is.
     """
     require_ready(common)
     require_positive(repeats=repeats, warmup=warmup, window=sight.window, chunk=sight.chunk)
-    if budget is not None and given(ctx, "batch"):
-        raise ValueError("--budget and --batch exclude each other: a budget says the largest batch; give one of them")
+    if budget is not None and (sizes := given(ctx, "batch", "batch_spec")):
+        raise ValueError(
+            f"--budget and {' and '.join(sizes)} exclude each other: a budget says the largest batch; give one of them"
+        )
     room = None if budget is None else sized("--budget", budget)
     if plot is not None:
         require_drawable("--plot", plot)
@@ -254,32 +275,41 @@ def throughput(
     stores, codecs = storable(stored, variants, geometry, static=compiled, sight=sight)
     if shuffled and not any(store.startswith("paged") for store in stores):
         raise ValueError(f"--shuffled is about pages, and --store is {','.join(stores)}; add one such as paged:64")
-    contexts = numbered("--context", context or ["512", "2048"])
-    batches = numbered("--batch", batch or ["1"])
+    batches = batches_asked(ctx, batch_spec, batch, context)
     dtypes = dtypes_named(dtype or ["float32"])
+    grown = growing(common, resume=resume)
     device = resolved_device(common)
 
     from .budget import filling
     from .contest import Case, Settings
     from .pictures import draw_pictures
     from .records import Entry
-    from .throughput import throughput_report
+    from .throughput import require_measurable, throughput_report
 
     held = tuple(itertools.product(stores, codecs))
     cases = [
-        Case(subject, name, geometry, kind, rows, tokens, held, sight)
+        Case(subject, name, geometry, kind, rows.batch, rows.longest, held, sight, rows if rows.ragged else None)
         for name in variants
         for kind in dtypes
         for rows in batches
-        for tokens in contexts
     ]
     settings = Settings(device, common.seed, against, compiled, shuffled, random_cache, repeats, warmup)
     if room is not None:
         cases = filling(room, cases, settings)
-    report = throughput_report(cases, settings)
+    facts = environment(ctx.obj, seed=common.seed, device=device, threads=common.threads)
+    if grown is None:
+        report = throughput_report(cases, settings)
+    else:
+        from .sweep import recorded
+
+        require_measurable(cases, settings)
+        with recorded(grown, cases, settings, facts, resume=resume) as record:
+            report = throughput_report(cases, settings, record)
+        print(f"wrote {grown}", file=sys.stderr)
+        # Where the lines are all that was asked for, a reader still sees the tables.
+        common = replace(common, output=[path for path in common.output or () if path != grown] or None)
     finish(ctx, report, common, device)
     if plot is not None:
-        facts = environment(ctx.obj, seed=common.seed, device=device, threads=common.threads)
         for line in draw_pictures([Entry(row, facts) for row in report.rows], plot):
             print(line, file=sys.stderr)
 
@@ -465,12 +495,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "there is not enough memory for these sizes",
             ["give a smaller --batch, --context, --max-new-tokens, --n or geometry"],
         )
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, or was asked for in sizes that nothing has; torch says so in words alone on a CPU."""
-    words = ("can't allocate memory", "Storage size calculation overflowed", "out of memory")
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def _with_value(message: str, words: Sequence[str]) -> str:

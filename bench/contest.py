@@ -19,10 +19,13 @@ from torch import Tensor
 from attn_variants.config import Geometry
 from attn_variants.decoder import Decoder
 
+from .batch_spec import BatchSpec
 from .case import SEES_ALL, Sight
-from .contestants import Compiled, Contestant, Ours, Transformers
-from .measure import Quiet, Timings, available_bytes, largest_allocation
+from .contestants import Compiled, Contestant, Ours
+from .measure import Quiet, Timings, largest_allocation
+from .memory_left import memory_left
 from .parity import relative, sample_ids
+from .peers import Transformers
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -45,7 +48,8 @@ WARM_UP_TOKENS = 64
 class Case:
     """One decoder at one batch size and context, on several stores; `subject` is what the reader calls it.
 
-    stores: (store, codec) each.     budget: bytes that `batch` was chosen to fill with the cache, see `budget`.
+    stores: (store, codec) each.     ragged: the rows' lengths where they differ; `context` is then the longest.
+    budget: bytes that `batch` was chosen to fill with the cache, see `budget`.
     """
 
     subject: str
@@ -56,11 +60,18 @@ class Case:
     context: int
     stores: tuple[tuple[str, str], ...] = (("full", "plain"),)
     sight: Sight = SEES_ALL
+    ragged: BatchSpec | None = None
     budget: int | None = None
 
     def __str__(self) -> str:
         sees = f" {self.sight}" if self.sight.limited else ""
-        return f"{self.subject} {self.variant}{sees} {self.dtype} batch {self.batch} context {self.context}"
+        lengths = f"batch {self.batch} context {self.context}" if self.ragged is None else f"batch {self.ragged}"
+        return f"{self.subject} {self.variant}{sees} {self.dtype} {lengths}"
+
+    @property
+    def rows(self) -> BatchSpec:
+        """How many sequences hold how many tokens."""
+        return self.ragged or BatchSpec(((self.batch, self.context),))
 
     @property
     def weights(self) -> tuple[str, Geometry, str, Sight]:
@@ -166,7 +177,7 @@ def _entered(
     contestants: list[Contestant] = []
     for store, codec in case.stores:
         sizes: dict[str, Any] = {"batch": case.batch, "capacity": capacity, "store": store, "codec": codec}
-        sizes["rewinds"] = TURN_STEPS
+        sizes |= {"rewinds": TURN_STEPS, "ragged": case.ragged}
         contestants.append(Ours(decoder, **sizes, shuffled=settings.shuffled))
         if settings.compiled:
             contestants.append(Compiled(decoder, **sizes))
@@ -174,9 +185,13 @@ def _entered(
 
 
 def _check(one: Measured, case: Case, ids: Tensor) -> None:
-    """Compute short sequences (B, T) as it will be timed: a prompt, then single tokens, in each of its ways."""
+    """Compute short sequences (B, T) as it will be timed: a prompt, then single tokens, in each of its ways.
+
+    All are of one length, also in a ragged batch: a prompt that the shortest row has room for.
+    """
     contestant = one.contestant
-    ids = ids.repeat(-(-case.batch // len(ids)), 1)[: case.batch, : case.context + TURN_STEPS]
+    shortest = min(tokens for _, tokens in case.rows.runs)
+    ids = ids.repeat(-(-case.batch // len(ids)), 1)[: case.batch, : shortest + CHECK_STEPS]
     one.prompt = ids.shape[1] - CHECK_STEPS
     for way in contestant.ways:
         contestant.clear()
@@ -227,7 +242,7 @@ def _compare_step(one: Measured, contestant: Ours) -> None:
 def _second_seat(first: Measured, settings: Settings) -> Measured:
     """The contestant once more, on a cache of its own, or, where memory has no room for one, in turns on the same."""
     contestant = first.contestant
-    left = available_bytes(settings.device)
+    left = memory_left(settings.device)
     if isinstance(contestant, Ours) and (left is None or contestant.cache_bytes <= left // 2):
         contestant = contestant.again()
     return Measured(contestant, token=first.token, begun=first.begun)

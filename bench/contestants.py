@@ -1,11 +1,11 @@
-"""What a speed is measured of: our decoder on its store, and transformers on its caches, behind the same calls."""
+"""What a speed is measured of: our decoder on its store, behind the calls that peers answer too."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,19 +13,12 @@ from torch._dynamo import config as dynamo
 from torch._inductor import config as inductor
 
 from attn_variants.cache import KVCache
-from attn_variants.contract import CacheSpec
 from attn_variants.decoder import Decoder
 
+from .batch_spec import BatchSpec
+from .cache_sizes import cache_sizes, goes_back_by_copy
+from .passes import in_passes
 from .reference import step_logits
-
-if TYPE_CHECKING:
-    from transformers import Cache, PreTrainedModel
-
-TRANSFORMERS_CACHES = ("dynamic", "static")
-PASS_TOKENS = 16384
-"""Most tokens, over all rows, that one pass of a prefill takes; it bounds the memory of activations."""
-PASS_MASK = 2**26
-"""Most entries, over all rows, of a pass's mask."""
 
 
 class Contestant(Protocol):
@@ -76,6 +69,7 @@ class Ours:
 
     shuffled: pages lie in random order in a pool of twice as many as are needed, as in one that was long in use.
     rewinds: the most tokens that are taken back at once.
+    ragged: the rows' lengths, where they differ; `capacity` is the longest's, and pages are as many as each row needs.
     """
 
     peer = "attn-variants"
@@ -93,18 +87,24 @@ class Ours:
         static: bool = False,
         shuffled: bool = False,
         rewinds: int = 0,
+        ragged: BatchSpec | None = None,
     ) -> None:
         self.store, self.codec = store, codec
         self._copies = goes_back_by_copy(decoder.cache_specs, store, static=static)
         self._filled: KVCache | None = None
         self._decoder = decoder
-        sizes: dict[str, Any] = {"batch": batch, "capacity": capacity, "dtype": decoder.dtype, "store": store}
-        burst = burst_for(decoder.cache_specs, store, batch, capacity, static=static, rewinds=rewinds)
-        sizes |= {"codec": codec, "static": static, "burst": burst}
-        pools = KVCache(decoder.cache_specs, **sizes, device="meta").pools if shuffled else []
-        if pools:
-            sizes["pages"] = 2 * max(pool.total for pool in pools)
-        self._cache = KVCache(decoder.cache_specs, **sizes, device=decoder.device)
+        self._ragged = ragged
+        sizes = cache_sizes(
+            decoder.cache_specs,
+            ragged or BatchSpec(((batch, capacity),)),
+            capacity,
+            store=store,
+            codec=codec,
+            static=static,
+            shuffled=shuffled,
+            rewinds=rewinds,
+        )
+        self._cache = KVCache(decoder.cache_specs, **sizes, dtype=decoder.dtype, static=static, device=decoder.device)
         for pool in self._cache.pools if shuffled else ():
             pool.shuffle(seed=0)
 
@@ -117,20 +117,31 @@ class Ours:
         self._filled = None
 
     def prefill(self, ids: Tensor) -> Tensor:
-        """Fill the empty cache; the last token's logits."""
-        return in_passes(self._forward, ids, self._cache.capacity)
+        """Fill the empty cache; the last token's logits. Of a ragged batch, each row takes the ids of its length."""
+        if self._ragged is None:
+            return in_passes(self._forward, ids, self._cache.capacity)
+        logits = [
+            in_passes(partial(self._forward, rows=rows), ids[rows.start : rows.stop, :tokens], self._cache.capacity)
+            for rows, tokens in self._ragged.rows
+        ]
+        return torch.cat(logits)
 
     def fill(self, tokens: int, seed: int) -> None:
-        """Random entries of so many tokens in every layer."""
+        """Random entries of so many tokens in every layer; of a ragged batch, no more than each row's length."""
         generator = torch.Generator().manual_seed(seed)
+        spec = self._ragged or BatchSpec(((self._cache.batch, tokens),))
+        for rows, length in spec.rows:
+            self._fill_rows(rows, min(tokens, length), generator)
+
+    def _fill_rows(self, rows: range, tokens: int, generator: torch.Generator) -> None:
         cache = self._cache
-        step = cache.step(cache.batch, tokens)
+        step = cache.step(len(rows), tokens, rows=None if len(rows) == cache.batch else rows)
         for spec, layer in zip(cache.specs, cache.layers, strict=True):
             if spec.shares is None:
                 layer.append(
                     step,
                     **{
-                        entry.name: torch.randn(cache.batch, entry.heads, tokens, entry.dim, generator=generator).to(
+                        entry.name: torch.randn(len(rows), entry.heads, tokens, entry.dim, generator=generator).to(
                             dtype=self._decoder.dtype, device=self._decoder.device
                         )
                         for record in spec.records
@@ -161,10 +172,16 @@ class Ours:
 
     def reference(self, token: Tensor) -> Tensor:
         """The next step's logits in float64, over what this cache holds, which stays as it is."""
-        return step_logits(self._decoder, self._cache, token)
+        if self._ragged is None:
+            return step_logits(self._decoder, self._cache, token)
+        # Rows of one length at a time: a short one is not padded to the longest.
+        rows = [rows for rows, _ in self._ragged.rows]
+        return torch.cat(
+            [step_logits(self._decoder, self._cache, token[some.start : some.stop], rows=some) for some in rows]
+        )
 
-    def _forward(self, ids: Tensor) -> Tensor:
-        logits: Tensor = self._decoder(ids, self._cache, last=True)
+    def _forward(self, ids: Tensor, rows: range | None = None) -> Tensor:
+        logits: Tensor = self._decoder(ids, self._cache, rows=rows, last=True)
         return logits
 
     @property
@@ -191,9 +208,17 @@ class Compiled(Ours):
         store: str = "full",
         codec: str = "plain",
         rewinds: int = 0,
+        ragged: BatchSpec | None = None,
     ) -> None:
         super().__init__(
-            decoder, batch=batch, capacity=capacity, store=store, codec=codec, static=True, rewinds=rewinds
+            decoder,
+            batch=batch,
+            capacity=capacity,
+            store=store,
+            codec=codec,
+            static=True,
+            rewinds=rewinds,
+            ragged=ragged,
         )
         # All decoders share one `compute`, whose graphs are counted together: without this the ninth would run eagerly.
         torch._dynamo.reset()
@@ -221,108 +246,3 @@ def _can_be_frozen(decoder: Decoder) -> bool:
     if decoder.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return decoder.dtype == torch.float32
-
-
-class Transformers:
-    """transformers' model of the same weights, one to itself, on its dynamic or its static cache."""
-
-    peer = "transformers"
-    ways: tuple[str, ...] = ("sdpa", "eager")
-    store, codec = "full", "plain"
-
-    def __init__(self, twin: PreTrainedModel, *, cache: str, capacity: int) -> None:
-        self._twin = twin
-        self._kind = cache
-        self._capacity = capacity
-        self._cache: Cache = self._empty()
-        self._filled: Cache | None = None
-
-    @property
-    def setting(self) -> str:
-        """How it attends, and over what."""
-        return f"{self._twin.config._attn_implementation}, {self._kind} cache"
-
-    def choose(self, way: str) -> None:
-        """Decode with transformers' `sdpa` or `eager` attention."""
-        self._twin.set_attn_implementation(way)
-
-    def clear(self) -> None:
-        """A new dynamic cache, or the static one zeroed; prefill is by sdpa, which needs no T x T scores."""
-        self.choose("sdpa")
-        self._filled = None
-        if self._kind == "static" and self._cache.is_initialized:
-            self._cache.reset()
-        else:
-            self._cache = self._empty()
-
-    def prefill(self, ids: Tensor) -> Tensor:
-        """Fill the empty cache; the last token's logits."""
-        return in_passes(self._forward, ids, self._capacity)
-
-    def decode(self, token: Tensor) -> Tensor:
-        """One step."""
-        if self._cache.is_initialized and not self._rewindable and self._filled is None:
-            self._filled = copy.deepcopy(self._cache)
-        return self._forward(token)
-
-    def rewind(self, tokens: int) -> None:
-        """By cropping, or to a copy where a window dropped tokens."""
-        if self._filled is None:
-            self._cache.crop(-tokens)
-        else:
-            self._cache = copy.deepcopy(self._filled)
-
-    @property
-    def _rewindable(self) -> bool:
-        """transformers crops layers with a window only until it is full."""
-        return self._cache.is_croppable and not any(self._cache.is_sliding)
-
-    def _forward(self, token: Tensor) -> Tensor:
-        logits: Tensor = self._twin(token, cache=self._cache, use_cache=True, logits_to_keep=1).logits
-        return logits
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of its layers' key and value storages."""
-        layers: list[Any] = list(self._cache.layers)
-        storages = [tensor.untyped_storage() for layer in layers for tensor in (layer.keys, layer.values)]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-    def _empty(self) -> Cache:
-        from transformers import DynamicCache, StaticCache
-
-        if self._kind == "dynamic":
-            return DynamicCache(config=self._twin.config)
-        return StaticCache(config=self._twin.config, max_cache_len=self._capacity)
-
-
-def in_passes(forward: Callable[[Tensor], Tensor], ids: Tensor, capacity: int) -> Tensor:
-    """The last logits of ids (B, T) that go through in passes of bounded size."""
-    rows, tokens = ids.shape
-    done = 0
-    while done < tokens:
-        piece = ids[:, done : done + (warm_pass(rows, capacity) if done else first_pass(rows))]
-        logits = forward(piece)
-        done += piece.shape[1]
-    return logits
-
-
-def goes_back_by_copy(specs: Sequence[CacheSpec], store: str, *, static: bool) -> bool:
-    """Of a ring: one that can be rewound has slots beyond its window and reads them masked."""
-    return store == "ring" and not static and any(spec.window or spec.chunk for spec in specs)
-
-
-def burst_for(specs: Sequence[CacheSpec], store: str, batch: int, capacity: int, *, static: bool, rewinds: int) -> int:
-    """The burst of a contestant's cache: for the passes of its prompt, and for what is taken back."""
-    taken_back = 1 if goes_back_by_copy(specs, store, static=static) else rewinds + 1
-    return max(warm_pass(batch, capacity), taken_back)
-
-
-def first_pass(rows: int) -> int:
-    """The most tokens of each row in the pass that comes first, which needs no mask."""
-    return max(1, PASS_TOKENS // rows)
-
-
-def warm_pass(rows: int, capacity: int) -> int:
-    """The most of each row in a later pass, which has a mask of its tokens by all before them; 1 if there is none."""
-    return max(1, min(PASS_TOKENS, PASS_MASK // capacity) // rows) if capacity > first_pass(rows) else 1

@@ -22,14 +22,17 @@ IDENTITY = (
     *("section", "model", "subject", "variant", "layers", "peer", "setting", "store", "codec", "sees", "shuffled"),
     *("kv_dtype", "dtype", "device", "threads", "batch", "context", "phase", "policy", "tp", "pp", "dp", "cp"),
     *("backend", "check", "name", "chunk", "turn", "sample", "sampling", "asked", "drafts", "length", "random_cache"),
-    *("speculative", "draft_tokens"),
+    *("speculative", "draft_tokens", "batch_spec"),
 )
 """Fields that say what is measured; rows that agree on all of them are one and the same."""
 
 PLACE = ("device", "threads")
 """Of those, the ones in which two rows may differ and are still shown side by side."""
 
-CASE = ("section", "subject", "variant", "sees", "dtype", "device", "threads", "batch", "context", "phase")
+CASE = (
+    *("section", "subject", "variant", "sees", "dtype", "device", "threads", "batch", "batch_spec", "context"),
+    "phase",
+)
 """What a peer's row has in common with ours of the same weights."""
 
 OURS = "attn-variants"
@@ -100,12 +103,20 @@ def _keys(entries: Iterable[Entry], *, loosely: bool) -> Iterator[str]:
 
 def _identity(row: Row) -> Row:
     # A field that came later is None where it was not yet.
-    return {name: row[name] for name in IDENTITY if row.get(name) is not None}
+    return {name: row[name] for name in IDENTITY if row.get(name) is not None and not _said_twice(name, row)}
+
+
+def _said_twice(name: str, row: Row) -> bool:
+    """A batch spec of rows of one length, which batch and context tell too, as they did before there were any."""
+    return name == "batch_spec" and "+" not in row[name]
 
 
 def _speeds(pair: Pair, rivals: Sequence[Pair]) -> Iterator[Row]:
     """One row for each set of samples."""
     old, new = (entry.row for entry in pair)
+    if _unmeasured(pair):
+        yield _identity(new) | {"figure": "step_ms"} | _speed(pair, old.get("samples"), new.get("samples"), rivals)
+        return
     for name in dict.fromkeys([*old, *new]):
         samples = old.get(name), new.get(name)
         measured = "unquiet" in old and name.endswith("_ms") and any(isinstance(side, list) for side in samples)
@@ -121,6 +132,8 @@ def _speed(pair: Pair, before: Any, after: Any, rivals: Sequence[Pair]) -> Row:
     shared = [name for name, side in (("OLD", old), ("NEW", new)) if side.get("unquiet")]
     if shared:
         return row | {"verdict": NOT_EVIDENCE, "why": f"in {' and '.join(shared)}"}
+    if lacking := _unmeasured(pair):
+        return row | {"why": f"out of memory in {' and '.join(lacking)}"}
     missing = [name for name, side in (("OLD", before), ("NEW", after)) if not side]
     if missing:
         return row | {"why": f"no samples in {' and '.join(missing)}"}
@@ -152,6 +165,15 @@ def _speed(pair: Pair, before: Any, after: Any, rivals: Sequence[Pair]) -> Row:
         "verdict": found.verdict,
         "why": f"{MACHINE}: {told}" if found.why == MACHINE else why or None,
     }
+
+
+def _unmeasured(pair: Pair) -> list[str]:
+    """The records in which there was no memory for what is measured: the row has an error and no figures."""
+    return [name for name, entry in zip(("OLD", "NEW"), pair, strict=True) if entry.row.get("error") and _timed(entry)]
+
+
+def _timed(entry: Entry) -> bool:
+    return "samples" in entry.row or "unquiet" in entry.row
 
 
 def _machine(pair: Pair, rivals: Sequence[Pair]) -> dict[str, float]:
@@ -200,7 +222,9 @@ def _other_place(pair: Pair) -> str | None:
 def _figures(pair: Pair) -> Iterator[Row]:
     """A row for each exact figure that is another; one that says so where none is and there are no speeds."""
     old, new = (entry.row for entry in pair)
-    timed = "samples" in old or "unquiet" in old
+    if _unmeasured(pair):
+        return
+    timed = _timed(pair[0])
     compared = _exact_of_timed if timed else _exact
     names = [name for name in dict.fromkeys([*old, *new]) if name not in IDENTITY and compared(name)]
     changed = [name for name in names if old.get(name) != new.get(name)]

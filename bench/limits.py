@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ from attn_variants.cache.accounting import states_bytes, token_bytes
 from attn_variants.config import DecoderConfig
 from attn_variants.contract import CacheSpec
 from attn_variants.decoder import Decoder
+
+from .batch_spec import BatchSpec
 
 OBSERVED = "observed"
 
@@ -42,17 +45,12 @@ class Operator:
         return max(self.bytes / bandwidth, self.flops / rate)
 
 
-def step_operators(
-    decoder: Decoder, *, batch: int, context: int, codec: str = "plain", steps: int = 1
-) -> list[Operator]:
-    """The operators of a step that appends one token to each of `batch` rows of `context` tokens.
+def step_operators(decoder: Decoder, rows: BatchSpec, *, codec: str = "plain", steps: int = 1) -> list[Operator]:
+    """The operators of a step that appends one token to each of the rows, which hold so many.
 
     steps: of so many steps from there on, the one that sees the least; it matters where a chunk ends.
     """
-    return [
-        *_weights(decoder, batch),
-        *_attention(decoder, batch=batch, context=context, codec=codec, steps=steps),
-    ]
+    return [*_weights(decoder, rows.batch), *_attention(decoder, rows, codec=codec, steps=steps)]
 
 
 def operator_limit(operators: Sequence[Operator], bandwidth: float, rate: float) -> float:
@@ -60,14 +58,10 @@ def operator_limit(operators: Sequence[Operator], bandwidth: float, rate: float)
     return sum(operator.seconds(bandwidth, rate) for operator in operators)
 
 
-def cache_bytes_read(decoder: Decoder, *, batch: int, context: int, codec: str = "plain", steps: int = 1) -> int:
+def cache_bytes_read(decoder: Decoder, rows: BatchSpec, *, codec: str = "plain", steps: int = 1) -> int:
     """Bytes of what the layers' caches hold in sight, each once, also where several layers share one."""
-    specs, dtype = decoder.cache_specs, decoder.dtype
-    return sum(
-        _layer_bytes(spec, spec, batch=batch, seen=least_seen(spec, context, steps), codec=codec, dtype=dtype)
-        for spec in specs
-        if spec.shares is None
-    )
+    sizes: dict[str, Any] = {"codec": codec, "dtype": decoder.dtype, "steps": steps}
+    return sum(_layer_bytes(spec, spec, rows, **sizes) for spec in decoder.cache_specs if spec.shares is None)
 
 
 def weight_bytes_read(decoder: Decoder, batch: int) -> int:
@@ -108,21 +102,24 @@ def _weights(decoder: Decoder, batch: int) -> Iterator[Operator]:
             yield Operator(name, sum(parameter.nbytes for parameter in own), 2 * batch * multiplied)
 
 
-def _attention(decoder: Decoder, *, batch: int, context: int, codec: str, steps: int) -> Iterator[Operator]:
-    specs, asked = decoder.cache_specs, attention_widths(decoder.config, context)
+def _attention(decoder: Decoder, rows: BatchSpec, *, codec: str, steps: int) -> Iterator[Operator]:
+    # How the decoder attends is decided by the longest row.
+    specs, asked = decoder.cache_specs, attention_widths(decoder.config, rows.longest)
     for layer, spec in enumerate(specs):
         owner = spec if spec.shares is None else specs[spec.shares]
-        seen = least_seen(spec, context, steps)
-        # Its own token is among those that it attends to, but not among those that it reads.
-        flops = sum(2 * batch * heads * (seen + 1) * (key + value) for heads, key, value in asked[layer])
-        size = _layer_bytes(spec, owner, batch=batch, seen=seen, codec=codec, dtype=decoder.dtype)
+        # Its own token is among those that each row attends to, but not among those that it reads.
+        pairs = sum(count * (least_seen(spec, tokens, steps) + 1) for count, tokens in rows.runs)
+        flops = sum(2 * pairs * heads * (key + value) for heads, key, value in asked[layer])
+        size = _layer_bytes(spec, owner, rows, codec=codec, dtype=decoder.dtype, steps=steps)
         yield Operator(f"model.layers.{layer}.attention", size, flops)
 
 
-def _layer_bytes(spec: CacheSpec, owner: CacheSpec, *, batch: int, seen: int, codec: str, dtype: torch.dtype) -> int:
+def _layer_bytes(
+    spec: CacheSpec, owner: CacheSpec, rows: BatchSpec, *, codec: str, dtype: torch.dtype, steps: int
+) -> int:
     """What a layer reads of its cache, or of the cache it shares."""
-    states = states_bytes(spec, dtype=dtype)
-    return batch * (seen * token_bytes(owner, codec=codec, dtype=dtype) + states)
+    seen = sum(count * least_seen(spec, tokens, steps) for count, tokens in rows.runs)
+    return seen * token_bytes(owner, codec=codec, dtype=dtype) + rows.batch * states_bytes(spec, dtype=dtype)
 
 
 def attention_widths(config: DecoderConfig, context: int) -> list[list[tuple[int, int, int]]]:

@@ -1,4 +1,4 @@
-"""How things are measured: the device, the clock, the memory that is left, and whether the cores were ours."""
+"""How things are measured: the device, the clock, and whether the cores were ours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -79,21 +78,6 @@ def synchronise(device: str) -> None:
 def load_average() -> float | None:
     """Processes that ran or waited for a core over the last minute; None where the system does not tell."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
-def available_bytes(device: str) -> int | None:
-    """Memory that can still be had on the device, under a limit of its control group too; None where nothing tells."""
-    if device == "cuda":
-        return int(torch.cuda.mem_get_info()[0])
-    found = []
-    with suppress(OSError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    with suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
-        found.append(limit - used)
-    return min(found, default=None)
 
 
 class Quiet:

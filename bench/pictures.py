@@ -78,8 +78,19 @@ def _told(entry: Entry) -> Row:
         "sees": None if sees == "all" else sees,
         "shuffled": "shuffled" if row.get("shuffled") else "",
         "place": f"{environment.get('cpu')}, {row.get('threads')} threads" if on_cpu else environment.get("device"),
-        "load": f"batch {row['batch']}" if row.get("budget") is None else f"{size(row['budget'])} of cache",
+        "load": _load(row),
     }
+
+
+def _load(row: Row) -> str:
+    if row.get("budget") is not None:
+        return f"{size(row['budget'])} of cache"
+    return f"batch {row['batch_spec'] if is_ragged(row) else row['batch']}"
+
+
+def is_ragged(row: Row) -> bool:
+    """Whether the batch's sequences are of several lengths, of which `context` is the longest."""
+    return "+" in row.get("batch_spec", "")
 
 
 def labelled(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
@@ -95,7 +106,7 @@ def trusted(row: Row) -> bool:
 
 def latest(rows: Sequence[Row]) -> tuple[list[Row], int]:
     """Without those of which a later row says the same again, and how many they were."""
-    names = ("label", "place", "subject", "dtype", "batch", "budget", "context")
+    names = ("label", "place", "subject", "dtype", "load", "batch", "budget", "context")
     found = {tuple(row.get(name) for name in names): row for row in rows}
     return list(found.values()), len(rows) - len(found)
 
@@ -139,6 +150,8 @@ def _error(row: Row, speed: float) -> tuple[float, float]:
 
 def cache_bytes(rows: Sequence[Row], environments: Sequence[Row]) -> Figure:
     """Bytes of a sequence's cache: a line of what the formula says is read, points of what the store reserved."""
+    # In a ragged batch they are not those of a sequence of its context.
+    rows = [row for row in rows if not is_ragged(row)]
     rows = labelled(_having(rows, "cache_bytes", "cache_bytes_read"), [name for name in LINE if name != "setting"])
     title = "Cache of a sequence (lines: formula; points: reserved, with the steps to come)"
     figure, drawn = panels(title, rows, ("subject", "dtype"))

@@ -50,12 +50,12 @@ def moved_logits(decoder: Decoder, ids: Tensor, codec: Codec, seed: int) -> Tens
         return _widened(decoder, ids, step, caches, "cpu")
 
 
-def step_logits(decoder: Decoder, cache: KVCache, token: Tensor) -> Tensor:
+def step_logits(decoder: Decoder, cache: KVCache, token: Tensor, *, rows: Sequence[int] | None = None) -> Tensor:
     """Logits (B, 1, vocab) of one more token (B, 1) in float64, over what the cache itself holds.
 
-    The cache stays as it is: the step is not advanced.
+    rows: those that the tokens are of; None is all. The cache stays as it is: the step is not advanced.
     """
-    step = cache.step(*token.shape)
+    step = cache.step(*token.shape, rows=rows)
     caches = [Widened(own, decoder.dtype) for own in cache.layers]
     with torch.inference_mode(), _textbook_attention():
         return _widened(decoder, token, step, caches, decoder.device)

@@ -21,7 +21,7 @@ from typing import Any
 from .tables import Table, as_markdown, as_text
 
 SCHEMA = 1
-SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown"}
+SUFFIXES = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".md": "markdown"}
 Row = dict[str, Any]
 
 
@@ -44,10 +44,16 @@ class Report:
 
 
 def rendered(report: Report, form: str, environment: Row) -> str:
-    """The report in one of the command's formats; every one but `csv` tells the environment too."""
+    """The report in one of the command's formats; every one but `csv` tells the environment too.
+
+    jsonl: a line that holds the environment, then a line per row.
+    """
     if form == "json":
         record = {"schema": SCHEMA, "environment": environment, "rows": report.rows}
         return json.dumps(record, indent=1, allow_nan=False) + "\n"
+    if form == "jsonl":
+        lines = [{"schema": SCHEMA, "environment": environment}, *report.rows]
+        return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
     if form == "csv":
         return as_csv(report.rows)
     if form == "markdown":

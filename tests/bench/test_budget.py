@@ -59,7 +59,7 @@ def test_a_smaller_cache_holds_more_sequences_and_stores_of_one_batch_take_turns
 @pytest.mark.parametrize("sight", [Sight(), Sight(window=7, sinks=2)], ids=str)
 def test_what_is_counted_is_what_the_contestant_allocates(store, codec, batch, shuffled, sight, monkeypatch):
     # So few that a prompt comes in passes, and a ring holds one.
-    monkeypatch.setattr("attn_variants.bench.contestants.PASS_TOKENS", 24)
+    monkeypatch.setattr("attn_variants.bench.passes.PASS_TOKENS", 24)
     config = decoder_config("gqa", GEOMETRY, sight)
     decoder = random_decoder(config, dtype="float32", device="cpu", seed=0)
     sizes: dict[str, Any] = {"capacity": TOKENS, "store": store, "codec": codec}
@@ -75,7 +75,7 @@ def test_what_is_counted_is_what_the_contestant_allocates(store, codec, batch, s
 
 def test_a_ring_whose_bytes_fall_as_rows_are_added_is_filled_as_far_as_it_goes(monkeypatch):
     # 24 tokens in a pass over all rows, at least one of each: a ring of window 2 holds as many and one more.
-    monkeypatch.setattr("attn_variants.bench.contestants.PASS_TOKENS", 24)
+    monkeypatch.setattr("attn_variants.bench.passes.PASS_TOKENS", 24)
     slot = 2 * 2 * 2 * 8 * 4
     reserved = Reserved(
         decoder_config("gqa", GEOMETRY, Sight(window=2)).cache_specs, TOKENS, "ring", "plain", "float32"
@@ -100,9 +100,26 @@ def test_a_budget_without_room_for_one_names_the_least_that_all_need(capsys):
     assert printed.out == ""
 
 
-def test_a_budget_and_a_batch_exclude_each_other(capsys):
-    assert main(["throughput", *SIZES, "--budget", "1MiB", "--batch", "2"]) == 2
-    assert "--budget and --batch exclude each other" in capsys.readouterr().err
+@pytest.mark.parametrize(("flag", "value"), [("--batch", "2"), ("--batch-spec", "2x8")])
+def test_a_budget_and_a_batch_exclude_each_other(flag, value, capsys):
+    assert main(["throughput", *SIZES, "--budget", "1MiB", flag, value]) == 2
+    assert f"--budget and {flag} exclude each other" in capsys.readouterr().err
+
+
+def test_a_sweep_at_a_budget_goes_on_where_it_was(tmp_path, capsys):
+    path = tmp_path / "sweep.jsonl"
+    flags = ["--variant", "gqa", "--store", "full,paged:4", "--codec", "int8,plain", "--repeats", "1", "--warmup", "1"]
+    flags += ["--output", str(path), "--resume", "--budget"]
+    assert main(["throughput", *SIZES, *flags, str(4 * ONE), "--context", "20"]) == 0
+    first = path.read_text()
+    assert main(["throughput", *SIZES, *flags, str(4 * ONE), "--context", "12,20"]) == 0
+    assert path.read_text().startswith(first)
+    rows = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    specs, done = dict.fromkeys(row["batch_spec"] for row in rows), dict.fromkeys(row["batch_spec"] for row in rows[:8])
+    assert {row["context"] for row in rows[:8]} == {20}
+    assert f"{len(done)} of {len(specs)} cases are in the record already" in capsys.readouterr().err
+    assert main(["throughput", *SIZES, *flags, str(5 * ONE), "--context", "12,20"]) == 2
+    assert f"was measured with budget {4 * ONE}, and this would be {5 * ONE}" in capsys.readouterr().err
 
 
 def test_a_budget_is_a_size(capsys):
@@ -139,6 +156,8 @@ def test_what_a_smaller_cache_buys_is_told_beside_how_much_smaller_it_is():
         [line("mqa", 12, 90.0), line("mha", 2, 30.0), line("mha", 1, 20.0, 16), line("mqa", 6, 50.0, 16)]
     )
     assert [(row["batch_ratio"], row["speed_ratio"]) for row in table.rows] == [(6, 3), (1, 1), (1, 1), (6, 2.5)]
+    refused = line("mha", 1, 0.0) | {"error": "out of memory", "tokens_per_s": None, "ms_p50": None, "unquiet": False}
+    assert equal_memory([line("mqa", 12, 90.0), refused]).rows == equal_memory([line("mqa", 12, 90.0)]).rows
     headings = [column.heading for column in table.columns]
     assert headings == ["variant", "context", "cache", "batch", "x batch", "step ms", "tok/s", "x tok/s"]
     assert table.title.startswith("Decode tokens/s at equal memory, each cache within 64 B, subject tiny")

@@ -361,3 +361,24 @@ def test_a_record_made_in_several_runs_is_taken_row_by_row(tmp_path, capsys):
     new.write_text("\n".join(json.dumps(row | {"environment": place}) for row, place in places))
     assert main(["diff", str(old), str(new), "--format", "json"]) == 0
     assert verdicts(json.loads(capsys.readouterr().out)["rows"]) == ["same within noise", "not comparable"]
+
+
+def test_a_row_that_memory_did_not_hold_has_no_figures_to_compare(compare):
+    refused = {"error": "out of memory: needs 2 GiB of 1 GiB", "samples": None, "turns": None, "ms_p50": None}
+    refused |= dict.fromkeys(("tokens_per_s", "cache_bytes", "weight_bytes", "read_bandwidth", "fraction_of_limit"))
+    code, rows, _ = compare([speed(), speed(batch=9)], [speed(), speed(batch=9, **refused)])
+    assert (code, verdicts(rows)) == (0, ["same within noise", "not comparable"])
+    # Nor do its bytes count as changed.
+    assert (rows[1]["figure"], rows[1]["why"]) == ("step_ms", "out of memory in NEW")
+    (both,) = compare([speed(**refused)], [speed(**refused)])[1]
+    assert both["why"] == "out of memory in OLD and NEW"
+
+
+def test_ragged_batches_are_told_apart_by_their_rows(compare):
+    # 4 sequences, the longest of 512 tokens.
+    ragged = [speed(batch=4, batch_spec=spec) for spec in ("3x64+1x512", "2x64+2x512")]
+    slower = speed(25.0, batch=4, batch_spec="2x64+2x512")
+    assert verdicts(compare(ragged, [slower, ragged[0]])[1]) == ["same within noise", "slower"]
+    # Batch and context say all of rows of one length, in records from before there was a spec, too.
+    assert verdicts(compare([speed(batch=4)], [speed(batch=4, batch_spec="4x512")])[1]) == ["same within noise"]
+    assert compare([speed(batch=4)], ragged, "--format", "json")[0] == 2

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from attn_variants import VARIANTS
+from attn_variants.bench.batch_spec import BatchSpec
 from attn_variants.bench.case import Sight, decoder_config, random_decoder
 from attn_variants.bench.limits import (
     Operator,
@@ -28,8 +29,9 @@ def made(variant: str, sight: Sight | None = None, **changes: bool) -> Decoder:
     return random_decoder(replace(config, **changes), dtype="float32", device="cpu", seed=0)
 
 
-def found(decoder: Decoder, name: str, **sizes: int | str) -> Operator:
-    (operator,) = [one for one in step_operators(decoder, **sizes) if one.name == name]
+def found(decoder: Decoder, name: str, *, batch: int, context: int, codec: str = "plain") -> Operator:
+    operators = step_operators(decoder, BatchSpec(((batch, context),)), codec=codec)
+    (operator,) = [one for one in operators if one.name == name]
     return operator
 
 
@@ -84,6 +86,16 @@ def test_how_many_cached_tokens_are_in_sight(limits, context, steps, seen):
     assert least_seen(CacheSpec(**limits), context, steps) == seen
 
 
+def test_rows_of_a_ragged_batch_read_and_multiply_as_many_as_they_hold():
+    rows = BatchSpec(((2, 5), (1, 30)))
+    (attention,) = [one for one in step_operators(made("gqa"), rows) if one.name == "model.layers.1.attention"]
+    assert attention.flops == 2 * 6 * (2 * 6 + 31) * (8 + 8)
+    assert attention.bytes == (2 * 5 + 30) * 2 * (8 + 8) * 4
+    assert cache_bytes_read(made("gqa"), rows) == 2 * attention.bytes
+    # A window of 8 keeps 7 of the longest row's alone.
+    assert cache_bytes_read(made("gqa", Sight(window=8)), rows) == 2 * (2 * 5 + 7) * 2 * (8 + 8) * 4
+
+
 def test_codes_are_read_as_they_are_stored():
     plain, coded = (
         found(made("gqa"), "model.layers.0.attention", batch=2, context=100, codec=codec) for codec in ("plain", "int8")
@@ -105,7 +117,7 @@ def test_linear_layers_read_their_weights_once_and_multiply_them_for_every_row()
 
 
 def test_a_tied_head_is_read_once():
-    names = [operator.name for operator in step_operators(made("gqa", tie_word_embeddings=True), batch=2, context=7)]
+    names = [operator.name for operator in step_operators(made("gqa", tie_word_embeddings=True), BatchSpec(((2, 7),)))]
     assert "lm_head" in names
     assert "model.embed_tokens" not in names
 
@@ -113,9 +125,9 @@ def test_a_tied_head_is_read_once():
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("codec", ["plain", "int8"])
 def test_the_operators_bytes_are_the_steps(variant, codec):
-    decoder, sizes = made(variant), {"context": 30, "codec": codec}
-    total = sum(operator.bytes for operator in step_operators(decoder, batch=3, **sizes))
-    assert total == weight_bytes_read(decoder, 3) + cache_bytes_read(decoder, batch=3, **sizes)
+    decoder, rows = made(variant), BatchSpec(((2, 30), (1, 7)))
+    total = sum(operator.bytes for operator in step_operators(decoder, rows, codec=codec))
+    assert total == weight_bytes_read(decoder, 3) + cache_bytes_read(decoder, rows, codec=codec)
 
 
 def test_a_layer_that_shares_reads_its_owners_cache_again():
@@ -125,7 +137,7 @@ def test_a_layer_that_shares_reads_its_owners_cache_again():
     decoder = random_decoder(config, dtype="float32", device="cpu", seed=0)
     first, shared = (found(decoder, f"model.layers.{layer}.attention", batch=1, context=30) for layer in (0, 1))
     assert (shared.bytes, shared.flops) == (first.bytes, first.flops)
-    assert cache_bytes_read(decoder, batch=1, context=30) == first.bytes
+    assert cache_bytes_read(decoder, BatchSpec(((1, 30),))) == first.bytes
 
 
 def test_each_operator_takes_the_longer_of_reading_and_multiplying():

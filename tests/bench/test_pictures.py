@@ -110,6 +110,27 @@ def test_bytes_are_a_sequences_by_formula_and_as_reserved():
     assert legend(figure) == ["gqa", "mla"]
 
 
+def test_a_ragged_batch_has_a_panel_of_its_own_and_no_sequence_whose_bytes_are_drawn():
+    ragged = row(batch=3, batch_spec="2x64+1x512")
+    figure = drawn("tokens-per-s", row(batch_spec="2x512"), ragged)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["batch 2", "batch 2x64+1x512"]
+    assert lines(drawn("cache-bytes", row(), ragged)) == lines(drawn("cache-bytes", row()))
+    with pytest.raises(pictures.LackingError):
+        drawn("cache-bytes", ragged)
+    # Equally many sequences with as long a longest one are not the same measured again.
+    found = pictures.decode_rows([Entry(each, ENVIRONMENT) for each in (ragged, row(batch=3, batch_spec="3x512"))])
+    assert pictures.latest(found) == (found, 0)
+
+
+def test_what_memory_did_not_hold_is_left_out(tmp_path):
+    refused = row("mha", **dict.fromkeys(("ms_p50", "cache_bytes", "cache_bytes_read")), error="out of memory")
+    said = list(pictures.draw_pictures([Entry(each, ENVIRONMENT) for each in (row(), refused)], tmp_path))
+    assert said[0].startswith("left out 1 of 2 rows")
+    # A record of nothing else has no pictures.
+    said = list(pictures.draw_pictures([Entry(refused, ENVIRONMENT)], tmp_path / "none"))
+    assert [line.split(":")[0] for line in said[1:]] == [f"{name} is not drawn" for name in pictures.PICTURES]
+
+
 def test_a_roofline_has_the_runs_own_ceilings_and_each_step_below():
     figure = drawn("roofline", row(step_flops=40_000, matmul_rate=5e9), row("mla", step_flops=80_000, matmul_rate=5e9))
     roof, gqa, mla = lines(figure)

@@ -102,7 +102,7 @@ def test_throughput_measures_each_pair_and_says_which(capsys):
     found = rows(capsys, *asked, "--store", "full,paged:16", "--codec", "plain,int8")
     held = {(row["store"], row["codec"]): row for row in found if row["phase"] == "decode"}
     assert len(held) == 4
-    slots = 24 + 2 + 8 + 1
+    slots = 24 + 8
     assert held["full", "plain"]["cache_bytes"] == slots * 2 * 2 * 8 * 4
     assert held["full", "int8"]["cache_bytes"] == slots * 2 * 2 * (8 + 2)
     assert held["paged:16", "int8"]["cache_bytes"] == (math.ceil(slots / 16) + 1) * 16 * 2 * 2 * (8 + 2)

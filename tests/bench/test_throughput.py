@@ -18,15 +18,15 @@ from attn_variants import VARIANTS, Decoder
 from attn_variants.attend import BACKENDS
 from attn_variants.backends.request import Request
 from attn_variants.bench import contest as contest_module
-from attn_variants.bench import contestants
+from attn_variants.bench import passes, throughput_rows
 from attn_variants.bench import throughput as module
 from attn_variants.bench.case import PRESET_GEOMETRIES, Sight, decoder_config, random_decoder
 from attn_variants.bench.cli import main
 from attn_variants.bench.contest import Case, Settings
-from attn_variants.bench.contestants import Compiled, Ours, Transformers
+from attn_variants.bench.contestants import Compiled, Ours
 from attn_variants.bench.limits import weight_bytes_read
 from attn_variants.bench.measure import Quiet, Timings, largest_allocation, quantile
-from attn_variants.bench.peers import transformers_twin
+from attn_variants.bench.peers import Transformers, transformers_twin
 from attn_variants.bench.tables import as_text
 from attn_variants.bench.throughput import throughput_report
 from attn_variants.cache.quantize import ByEntry
@@ -91,7 +91,7 @@ def test_an_interval_and_the_noise_can_be_worked_out_again_from_the_record():
 
 
 def test_where_memory_is_short_both_seats_take_turns_on_one_cache(monkeypatch):
-    monkeypatch.setattr(contest_module, "available_bytes", lambda device: 1000)
+    monkeypatch.setattr(contest_module, "memory_left", lambda device: 1000)
     found = report()
     assert found.failures == []
     assert found.rows[1]["noise_cache"] == "same"
@@ -99,7 +99,7 @@ def test_where_memory_is_short_both_seats_take_turns_on_one_cache(monkeypatch):
 
 
 def test_a_thousand_steps_have_a_99th_percentile(monkeypatch):
-    monkeypatch.setattr(module, "FOR_P99", 16)
+    monkeypatch.setattr(throughput_rows, "FOR_P99", 16)
     row = report().rows[1]
     assert row["ms_p99"] == quantile(row["samples"], 0.99)
 
@@ -347,15 +347,15 @@ def test_every_compiled_case_is_compiled(monkeypatch):
 
 def test_a_long_prompt_goes_through_in_passes_whose_masks_are_bounded(monkeypatch):
     """Two rows of 50: 20 tokens in the first pass, then as many as have no more than 300 entries of a mask."""
-    monkeypatch.setattr(contestants, "PASS_TOKENS", 20)
-    monkeypatch.setattr(contestants, "PASS_MASK", 300)
+    monkeypatch.setattr(passes, "PASS_TOKENS", 20)
+    monkeypatch.setattr(passes, "PASS_MASK", 300)
     ids, seen = torch.arange(100).view(2, 50), []
 
     def forward(piece):
         seen.append(piece)
         return piece[:, -1:]
 
-    assert contestants.in_passes(forward, ids, 50).tolist() == [[49], [99]]
+    assert passes.in_passes(forward, ids, 50).tolist() == [[49], [99]]
     assert torch.equal(torch.cat(seen, dim=1), ids)
     assert [piece.shape[1] for piece in seen] == [10] + [3] * 13 + [1]
 
@@ -393,8 +393,8 @@ def test_a_shuffled_pool_is_not_read_in_the_order_of_its_memory():
 
 
 def test_a_window_is_measured_on_a_ring_and_over_passes(monkeypatch):
-    monkeypatch.setattr(contestants, "PASS_TOKENS", 16)
-    monkeypatch.setattr(contestants, "PASS_MASK", 200)
+    monkeypatch.setattr(passes, "PASS_TOKENS", 16)
+    monkeypatch.setattr(passes, "PASS_MASK", 200)
     found = report(batch=1, contexts=(30,), sight=Sight(window=8), stores=(("full", "plain"), ("ring", "plain")))
     assert found.failures == []
     full, ring = found.rows[1::2]
