@@ -1,7 +1,6 @@
 """A sweep survives what happens to it: an interruption costs the case at work, and memory that runs out one row."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -188,7 +187,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys):
         nonlocal count
         count += 1
         if count == 3:
-            os.kill(os.getpid(), signal.SIGINT)
+            raise KeyboardInterrupt
         return contest(*given)
 
     monkeypatch.setattr(module, "contest", interrupted)
